@@ -42,6 +42,9 @@ class DeviceDriver(Protocol):
     def is_on_device(self, tensor: Any) -> bool:
         """Return True if the memory of a PyTorch tensor is that of a device of this driver."""
 
+    def device_of(self, tensor: Any) -> str:
+        """Return the device with the memory of a tensor."""
+
     def find(self, pointer: int) -> DeviceMemory:
         """Return the allocation that has this pointer."""
 
@@ -192,15 +195,22 @@ class CudaDriver:
     def is_on_device(self, tensor: Any) -> bool:
         return bool(tensor.device.type == "cuda")
 
+    def device_of(self, tensor: Any) -> str:
+        return self._name(tensor.device.index)
+
+    def _name(self, wanted: int) -> str:
+        for name, number in self._devices.items():
+            if number == wanted:
+                return name
+        raise DeviceDriverError(f"the memory is of device {wanted}, which this process does not see")
+
     def find(self, pointer: int) -> DeviceMemory:
         ident, ordinal = ctypes.c_ulonglong(), ctypes.c_int()
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         at = ctypes.c_uint64(pointer)
         self._call("cuPointerGetAttribute", ctypes.byref(ident), _BUFFER_ID, at)
         self._call("cuPointerGetAttribute", ctypes.byref(ordinal), 9, at)  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        device = next((name for name, number in self._devices.items() if number == ordinal.value), "")
-        if not device:
-            raise DeviceDriverError(f"the memory is of device {ordinal.value}, which this process does not see")
+        device = self._name(ordinal.value)
         with self._context(device):
             self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), at)
         return DeviceMemory(base.value, ident.value, device)
@@ -295,5 +305,4 @@ class CudaDriver:
                     self._call("cuCtxSynchronize")
 
     def _current(self) -> str:
-        number = self._torch.cuda.current_device()
-        return next(device for device, each in self._devices.items() if each == number)
+        return self._name(self._torch.cuda.current_device())

@@ -194,6 +194,9 @@ class FakeDeviceDriver:
     def is_on_device(self, tensor: Any) -> bool:
         return self._segment_of(tensor.untyped_storage().data_ptr()) is not None
 
+    def device_of(self, tensor: Any) -> str:
+        return self.visible[0]
+
     def find(self, pointer: int) -> DeviceMemory:
         segment = self._segment_of(pointer)
         if segment is None or segment.base not in self._own:

@@ -198,11 +198,12 @@ def test_memory_that_cannot_be_exported_is_copied_into_a_pool_that_readers_map_o
     eventually(lambda: state_of(reader)["open"] == 0)
 
 
-def test_what_was_mapped_is_copied_for_the_next_reader(devices: str) -> None:
+def test_what_was_mapped_is_copied_on_the_device_for_the_next_reader(devices: str) -> None:
     maker, reader, third = Holder.remote(devices), Holder.remote(devices), Holder.remote(devices)
     ref = reader.pass_on.remote(maker.make.remote(6.0))
-    assert ray.get(third.read.remote(ref)) == (6.0 * LENGTH, False)
+    assert ray.get(third.read.remote(ref)) == (6.0 * LENGTH, True)
     assert ray.get(reader.read.remote(ref)) == (6.0 * LENGTH, True)
+    assert state_of(reader)["opened"] == state_of(third)["opened"] == 1
     del ref
     eventually(lambda: state_of(maker)["blocks"] == 0)
 

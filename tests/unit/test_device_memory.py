@@ -172,10 +172,18 @@ def test_memory_that_cannot_be_exported_or_mapped_is_refused_and_nothing_is_kept
     pair.step()
     pair.step(IDLE_TIME)
     assert not pair.reader.leaks()
-    # What was read in place cannot be exported by its reader.
-    got = pair.read(pair.make(b"3", [tensor]), b"3")
-    with pytest.raises(DeviceDriverError, match="of another process"):
-        DeviceMemoryOwner(pair.reader, b"reader").describe(b"4", got)
+
+
+def test_what_was_read_in_place_is_passed_on_as_a_copy_in_the_pool_of_its_reader(pair: Pair) -> None:
+    got = pair.read(pair.make(b"1", [pair.maker.tensor(10, 4.0)]), b"1")
+    known = DeviceMemoryOwner(pair.reader, b"reader").describe(b"2", got)
+    assert pair.reader.pool_segments == 1 and pair.reader.copied == [512]
+    third = DeviceMemoryReader(FakeDeviceDriver(pair.directory, "third"), b"third")
+    third._start = lambda: None  # type: ignore[method-assign]
+    read = third.read(known, None)
+    assert float(read[0].sum()) == 40.0
+    got[0].fill_(1.0)
+    assert float(read[0].sum()) == 40.0
 
 
 def test_tensors_in_memory_that_cannot_be_exported_are_copied_into_a_pool_that_is_mapped_once(pair: Pair) -> None:

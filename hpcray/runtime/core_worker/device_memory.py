@@ -259,7 +259,7 @@ class DeviceMemoryOwner:
             pointer = storage.data_ptr()
             number = storages.get((pointer, storage.nbytes()), (-1, None))[0]
             if number < 0:
-                memory, offset = self._exportable(oid, pointer, storage.nbytes())
+                memory, offset = self._exportable(oid, tensor)
                 at, _ = allocations.setdefault(memory.ident, (len(allocations), memory))
                 number = len(storages)
                 part = StorageLocation(at, offset, storage.nbytes())
@@ -293,37 +293,53 @@ class DeviceMemoryOwner:
             self._events.setdefault(device, []).append((event, handle))
         self._free_blocks(oid)
 
-    def _exportable(self, oid: bytes, pointer: int, size: int) -> tuple[DeviceMemory, int]:
-        """The allocation where other processes read a storage, and its offset there: its own, or a segment of the pool
-        with a copy."""
-        memory = self._driver.find(pointer)
-        if memory.ident not in self._not_exportable:
-            try:
-                self._handle(memory)
-            except DeviceDriverError:
-                if len(self._not_exportable) >= _HANDLES:
-                    self._not_exportable.clear()
-                self._not_exportable.add(memory.ident)
-            else:
-                return memory, pointer - memory.base
-        pool = self._pools.setdefault(memory.device, ExportPool())
+    def _exportable(self, oid: bytes, tensor: Any) -> tuple[DeviceMemory, int]:
+        """The allocation where other processes read the storage of a tensor, and its offset there: its own, or a
+        segment of the pool with a copy."""
+        storage = tensor.untyped_storage()
+        pointer, size = storage.data_ptr(), storage.nbytes()
+        own = self._own_memory(pointer)
+        if own is not None:
+            return own, pointer - own.base
+        device = self._driver.device_of(tensor)
+        pool = self._pools.setdefault(device, ExportPool())
         block = pool.allocate(size)
         if block is None:
-            whole = segment_size(size)
-            made = self._driver.allocate(memory.device, whole)
-            try:
-                self._handle(made)
-            except DeviceDriverError:
-                self._driver.free(made)
-                raise
-            self._segments[made.ident] = made
-            pool.add(made.ident, whole, monotonic())
+            self._add_segment(device, pool, segment_size(size))
             block = pool.allocate(size)
             assert block is not None
-        self._blocks.setdefault(oid, []).append((memory.device, block))
+        self._blocks.setdefault(oid, []).append((device, block))
         segment = self._segments[block.segment]
-        self._driver.copy(memory.device, segment.base + block.offset, pointer, size)
+        self._driver.copy(device, segment.base + block.offset, pointer, size)
         return segment, block.offset
+
+    def _own_memory(self, pointer: int) -> DeviceMemory | None:
+        """The allocation with a pointer; None where other processes cannot map it: it is not CUDA's own kind, or was
+        mapped by this process itself."""
+        try:
+            memory = self._driver.find(pointer)
+            if memory.ident in self._not_exportable:
+                return None
+        except DeviceDriverError:
+            return None
+        try:
+            self._handle(memory)
+        except DeviceDriverError:
+            if len(self._not_exportable) >= _HANDLES:
+                self._not_exportable.clear()
+            self._not_exportable.add(memory.ident)  # not to be tried again for each tensor in it
+            return None
+        return memory
+
+    def _add_segment(self, device: str, pool: ExportPool, size: int) -> None:
+        made = self._driver.allocate(device, size)
+        try:
+            self._handle(made)
+        except DeviceDriverError:
+            self._driver.free(made)
+            raise
+        self._segments[made.ident] = made
+        pool.add(made.ident, size, monotonic())
 
     def _free_blocks(self, oid: bytes) -> None:
         now = monotonic()
