@@ -1,4 +1,4 @@
-"""What reaches CUDA's driver by ctypes: a library in C that takes its place, with cuda.h's prototypes, notes the calls."""
+"""What reaches CUDA's driver by ctypes: a library in C in its place, with cuda.h's prototypes, notes the calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ int cuDeviceGet(int *device, int number) { *device = 40 + number; return 0; }
 int cuDeviceGetUuid_v2(uuid *out, int device) { memset(out->bytes, device, 16); return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)(size_t)(0x1000000000 + device);
     depth++; note("retain %d", device); depth--; return 0; }
-int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active) { *flags = 9; *active = device == 41; return 0; }
+int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *active)
+{ *flags = 9; *active = device == 41; return 0; }
 int cuCtxPushCurrent_v2(void *context) { if ((size_t)context < 0x1000000000) return 1; depth++; return 0; }
 int cuCtxPopCurrent_v2(void **context) { depth--; *context = 0; return 0; }
 int cuCtxSynchronize(void) { return note("synchronize"); }
@@ -81,7 +82,8 @@ int cuIpcGetEventHandle(handle *out, void *event) { fill(out, 5); return note("e
 int cuIpcOpenEventHandle(void **event, handle given) { *event = (void *)0x7fee00000020;
     return note("open event %d", filled(&given, 5)); }
 int cuEventRecord(void *event, void *stream) { return note("record %p %p", event, stream); }
-int cuStreamWaitEvent(void *stream, void *event, unsigned int flags) { return note("wait %p %p %u", stream, event, flags); }
+int cuStreamWaitEvent(void *stream, void *event, unsigned int flags)
+{ return note("wait %p %p %u", stream, event, flags); }
 int cuEventQuery(void *event) { return note("query %p", event) ? 1 : event == (void *)0x7fee00000010 ? 600 : 0; }
 """
 FIRST, SECOND = "28" * 16, "29" * 16
@@ -176,7 +178,7 @@ def test_events_are_of_the_current_stream_and_travel(driver: CudaDriver, tmp_pat
 
 def test_tensors_name_their_device(driver: CudaDriver) -> None:
     class Tensor:
-        class device:  # noqa: N801 (as PyTorch's)
+        class device:
             index = 1
             type = "cuda"
 
