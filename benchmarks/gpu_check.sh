@@ -44,6 +44,13 @@ python -m hpcray.cli doctor || true
 echo "== hpcray"
 # shellcheck disable=SC2086
 python "$root/benchmarks/gpu_rows.py" --json "$out/gpu_hpcray.json" ${GPU_CHECK_ARGS:-}
+echo "== hpcray, memory that CUDA does not export (expandable segments): through the pool"
+# shellcheck disable=SC2086
+python "$root/benchmarks/gpu_rows.py" --pool --churn 2000 --json "$out/gpu_hpcray_pool.json" ${GPU_CHECK_ARGS:-}
+echo "== hpcray, CPU tensors from get as views of registered memory"
+# shellcheck disable=SC2086
+HPCRAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1 python "$root/benchmarks/gpu_rows.py" --transports object_store --churn 100 \
+    --json "$out/gpu_hpcray_views.json" ${GPU_CHECK_ARGS:-}
 if [ -n "${RAY_PYTHON:-}" ]; then
     echo "== Ray"
     # shellcheck disable=SC2086

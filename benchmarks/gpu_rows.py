@@ -17,10 +17,12 @@ import os
 import statistics
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000, "1 GB": 1_000_000_000}
@@ -74,12 +76,44 @@ class Reader(Maker):
         return float(self.known[-1])
 
     def host_to_device(self, refs: list[Any], ray_name: str) -> float:
-        """Seconds of the get of a host tensor, and of its copy to the device."""
+        """Seconds of the get of a host tensor or array, and of its copy to the device."""
         ray = importlib.import_module(ray_name)
         began = time.perf_counter()
-        tensor = ray.get(refs[0]).to(self.device)
+        found = ray.get(refs[0])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            tensor = (found if isinstance(found, torch.Tensor) else torch.from_numpy(found)).to(self.device)
         float(tensor[-1])
         return time.perf_counter() - began
+
+    def device_to_store(self, size: int, ray_name: str) -> float:
+        """Seconds of the put of a tensor on the device, into the store."""
+        ray = importlib.import_module(ray_name)
+        if self.known is None or self.known.nbytes != size // 4 * 4:
+            self.allocate(size)
+            float(self.known[-1])
+        began = time.perf_counter()
+        ref = ray.put(self.known)
+        took = time.perf_counter() - began
+        del ref
+        return took
+
+    def join(self, size: int, rank: int, name: str) -> None:
+        """Join a collective group on NCCL."""
+        module = importlib.import_module(f"{name}.util.collective")
+        module.init_collective_group(size, rank, "nccl" if self.device != "cpu" else "gloo", "rows")
+
+    def reduce_all(self, size: int, count: int, name: str) -> float:
+        """Seconds of one of `count` allreduces."""
+        module = importlib.import_module(f"{name}.util.collective")
+        tensor = torch.ones(size // 4, device=self.device)
+        for number in range(count + 2):
+            if number == 2:
+                module.barrier("rows")
+                began = time.perf_counter()
+            module.allreduce(tensor, "rows")
+        module.barrier("rows")
+        return (time.perf_counter() - began) / count
 
 
 def median_of(call: Callable[[], Any], seconds: float) -> float:
@@ -138,7 +172,8 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             )
             ray.get(reader.keep.remote(give.remote()))
             ray.get(maker.fill.remote(2.0))
-            row(rows, f"{transport}: read in place, {name}", ray.get(reader.kept.remote()) == 2.0, "", "1")
+            in_place = ray.get(reader.kept.remote()) == 2.0
+            row(rows, f"{transport}: read in place, {name}", in_place, "", "0" if options.pool else "1")
             ray.get(reader.allocate.remote(4))
             seconds = median_of(
                 lambda new=new, size=size: ray.get(reader.read.remote(new.remote(size))), options.seconds
@@ -146,17 +181,69 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             row(rows, f"{transport}: new allocation, {name}", 1e3 * seconds, "ms", "<= 3 for 1 GB")
     size = min(SIZES["1 GB"], options.largest)
     ref = ray.put(torch.ones(size // 4))
-    took = [ray.get(reader.host_to_device.remote([ref], options.engine)) for _ in range(7)]
-    row(
-        rows,
-        "get of a host tensor and its copy to the device",
-        size / statistics.median(took[2:]) / 1e9,
-        "GB/s",
-        ">= 40",
-    )
+    array = ray.put(np.ones(size // 4, np.float32))
+    for name, one, wanted in (("tensor", ref, "-"), ("NumPy array", array, ">= 40")):
+        took = [ray.get(reader.host_to_device.remote([one], options.engine)) for _ in range(9)]
+        rate = size / statistics.median(took[4:]) / 1e9
+        row(rows, f"get of a host {name} and its copy to the device", rate, "GB/s", wanted)
+    del ref, array
+    took = [ray.get(reader.device_to_store.remote(size, options.engine)) for _ in range(9)]
+    row(rows, "put of a device tensor into the store", size / statistics.median(took[4:]) / 1e9, "GB/s", ">= 35")
     churn(ray, options, maker, reader, rows)
+    for actor in actors:
+        ray.kill(actor)
+    collectives(ray, options, rows)
     ray.shutdown()
+    if options.engine == "hpcray" and not options.pool:
+        moved(ray, options, rows)
     return rows
+
+
+def collectives(ray: Any, options: argparse.Namespace, rows: dict[str, float]) -> None:
+    """An allreduce of as many ranks as there are GPUs. NCCL refuses two ranks on one GPU."""
+    ranks = torch.cuda.device_count() if options.device != "cpu" else 2
+    if ranks < 2:
+        print(f"{'NCCL: allreduce':58} {'untried: it needs two GPUs':>12}", flush=True)
+        return
+    kind = ray.remote(num_cpus=0, num_gpus=1 if options.device != "cpu" else 0)(Reader)
+    members = [kind.remote(options.device) for _ in range(ranks)]
+    ray.get([member.join.remote(ranks, rank, options.engine) for rank, member in enumerate(members)])
+    for name, size in SIZES.items():
+        if size > options.largest:
+            continue
+        count = 20 if size <= 1_000_000 else 5
+        seconds = max(ray.get([member.reduce_all.remote(size, count, options.engine) for member in members]))
+        row(rows, f"allreduce of {ranks} ranks, {name}", 1e3 * seconds, "ms", "-")
+        row(rows, f"allreduce of {ranks} ranks, {name}, rate", size / seconds / 1e9, "GB/s", "NCCL's own")
+    for member in members:
+        ray.kill(member)
+
+
+def moved(ray: Any, options: argparse.Namespace, rows: dict[str, float]) -> None:
+    """Device objects that exceed their budget: the first ones have moved to the store, and are read there."""
+    size, count = min(SIZES["100 MB"], options.largest), 8
+    ray.init(
+        num_cpus=4, object_store_memory=6 << 30, device_object_memory=2 * size + 4096,
+        **({} if options.device != "cpu" else {"num_gpus": 0}),
+    )  # fmt: skip
+    gpus = 0 if options.device == "cpu" else 0.25
+    maker = ray.remote(num_cpus=0, num_gpus=gpus)(Maker).remote(options.device)
+    reader = ray.remote(num_cpus=0, num_gpus=gpus)(Reader).remote(options.device)
+    ray.get([maker.ready.remote(), reader.ready.remote()])
+    new = maker.give_new.options(tensor_transport="auto")
+    began, refs = time.perf_counter(), []
+    for _ in range(count):
+        refs.append(new.remote(size))
+        ray.wait(refs[-1:])
+    seconds = (time.perf_counter() - began) / count
+    row(rows, f"{count} objects of {size // 10**6} MB with room for two: each", 1e3 * seconds, "ms", "-")
+    took = []
+    for ref in refs[:4]:
+        began = time.perf_counter()
+        assert ray.get(reader.read.remote(ref)) == 1.0
+        took.append(time.perf_counter() - began)
+    row(rows, "one that has moved is read, rate", size / statistics.median(took) / 1e9, "GB/s", ">= 35 through host")
+    ray.shutdown()
 
 
 def churn(ray: Any, options: argparse.Namespace, maker: Any, reader: Any, rows: dict[str, float]) -> None:
@@ -190,10 +277,16 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=SIZES["1 GB"], help="bytes of the largest tensor")
     parser.add_argument("--churn", type=int, default=50_000, help="device objects (default: %(default)s)")
     parser.add_argument("--pause", type=float, default=12.0, help="seconds between the starts of actors")
+    parser.add_argument(
+        "--pool", action="store_true", help="PyTorch's expandable segments, which cannot be exported: the pool's rows"
+    )
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU here; hint: --device cpu runs the same code without one")
+    if options.pool:
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+        SIZES.pop("4 KB")
     rows = measure(options)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))

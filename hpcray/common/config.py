@@ -124,6 +124,10 @@ class Config:
             read-only memory: a write to such a tensor changes it for all readers.
         unused_tensor_memory: memory of tensors that a process has read and dropped is kept for a second, for the next
             ones of the same size: at most this, and an eighth of the node's memory; 0: none.
+        registered_memory: a process that uses a GPU registers parts of the object store with its driver (pinned
+            memory), for copies at full speed: at most this, and an eighth of the node's memory; 0: none.
+        device_object_memory: a process keeps device objects of at most so many bytes on each device; those used least
+            recently move to the object store, and come back when they are used; 0: no limit, and they never move.
         record_ref_creation_sites: whether every ref records where it was created, for `hpcray memory`.
         data_plane: "auto", "ucx" or "mpi".
         transfer_chunk: larger objects travel between nodes in pieces of this size.
@@ -213,6 +217,8 @@ class Config:
     disk_capacity_threshold: Share = 0.95
     enable_zero_copy_torch_tensors: bool = False
     unused_tensor_memory: Bytes = 4 << 30
+    registered_memory: Bytes = 8 << 30
+    device_object_memory: Bytes = 0
     record_ref_creation_sites: bool = False
     data_plane: str = "auto"
     transfer_chunk: Bytes = 4 << 20

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from hpcray.common.config import Config
+from hpcray.common.deferred_bytes import DeferredBytes
 from hpcray.common.exceptions import StartupError
 from hpcray.common.madvise import madvise
 from hpcray.common.overflow import OVERFLOW
@@ -191,6 +192,19 @@ class Arena:
         view: memoryview = _watched(self._range(offset, size), on_dead).data
         return view.toreadonly()
 
+    def map_again(self, start: int, end: int) -> mmap.mmap:
+        """Map a part of the arena once more, for as long as the result lives.
+
+        Args:
+            start: in bytes, a multiple of the page size.
+
+        Raises:
+            OSError, ValueError: there is no such part, or the system refuses.
+        """
+        if not 0 <= start < end <= self.whole or self.fd < 0:
+            raise ValueError(f"range {start}..{end} is not in the arena")
+        return mmap.mmap(self.fd, end - start, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
+
     def filled_view(self, offset: int, size: int, on_dead: Callable[[], object]) -> memoryview:
         """Like `pinned_view`, but writable, and with all of its pages populated: to fill a block in place."""
         memory = self._range(offset, size)
@@ -216,13 +230,22 @@ class Arena:
         return memoryview(array).cast("B"), id(array)
 
     def write(self, offset: int, source: Any) -> None:
-        """Copy a C-contiguous buffer into the arena; other threads run meanwhile when it is large.
+        """Copy a C-contiguous buffer, or `DeferredBytes`, into the arena; other threads run meanwhile when it is large.
 
         Raises:
             ValueError: it does not fit between `offset` and the end of the arena.
             TypeError: it is not C-contiguous.
         """
-        data = memoryview(source)
+        try:
+            data = memoryview(source)
+        except TypeError:
+            if not isinstance(source, DeferredBytes):
+                raise
+            if source.nbytes:
+                memory = self._range(offset, source.nbytes)
+                self._map_pages(offset, source.nbytes)
+                source.copy_to(memory)
+            return
         size = data.nbytes
         if not size:
             return
@@ -249,7 +272,7 @@ class Arena:
             ValueError, TypeError: as `write`.
         """
         if self.copiers > 1 and len(pieces) > 2:
-            sizes = [memoryview(piece).nbytes for _, piece in pieces]
+            sizes = [_size(piece) for _, piece in pieces]
             if sum(sizes) >= PARALLEL_COPY_SIZE > max(sizes):  # else `write` sees to it
                 self._write_in_parallel(base, pieces)
                 return
@@ -260,10 +283,10 @@ class Arena:
         np = _numpy()
         pairs = []
         for at, piece in pieces:
-            data = memoryview(piece)
-            if data.nbytes < _GRANULE:
-                self.write(base + at, data)
+            if _size(piece) < _GRANULE or isinstance(piece, DeferredBytes):
+                self.write(base + at, piece)
                 continue
+            data = memoryview(piece)
             memory = self._range(base + at, data.nbytes)
             self._map_pages(base + at, data.nbytes)
             pairs.append((np.frombuffer(memory, np.uint8), np.frombuffer(data.cast("B"), np.uint8)))
@@ -308,6 +331,16 @@ class Arena:
             state = "is closed" if self.fd < 0 else f"has {self.size} bytes"
             raise ValueError(f"range {offset}..{offset + size} is not in the arena, which {state}")
         return self._view[offset : offset + size]
+
+
+def _size(piece: Any) -> int:
+    return len(piece) if type(piece) is bytes else int(piece.nbytes)
+
+
+def watched_view(memory: memoryview, on_dead: Callable[[], object]) -> memoryview:
+    """Return a read-only view of memory with a callback for its death; see `Arena.pinned_view`."""
+    view: memoryview = _watched(memory, on_dead).data
+    return view.toreadonly()
 
 
 def _watched(memory: memoryview, on_dead: Callable[[], object]) -> Any:

@@ -42,11 +42,23 @@ class DeviceDriver(Protocol):
     def is_on_device(self, tensor: Any) -> bool:
         """Return True if the memory of a PyTorch tensor is that of a device of this driver."""
 
+    def device_of(self, tensor: Any) -> str:
+        """Return the device with the memory of a tensor."""
+
     def find(self, pointer: int) -> DeviceMemory:
         """Return the allocation that has this pointer."""
 
     def export(self, memory: DeviceMemory) -> bytes:
         """Return the handle by which other processes of the host map an allocation."""
+
+    def allocate(self, device: str, size: int) -> DeviceMemory:
+        """Allocate memory that can be exported, whatever PyTorch does for its tensors."""
+
+    def free(self, memory: DeviceMemory) -> None:
+        """Free what was allocated."""
+
+    def copy(self, device: str, target: int, source: int, size: int) -> None:
+        """Copy `size` bytes of a device, as work of the current stream."""
 
     def map(self, device: str, handle: bytes) -> int:
         """Map an allocation of another process; returns its base here."""
@@ -74,6 +86,15 @@ class DeviceDriver(Protocol):
 
     def is_done(self, device: str, event: Any) -> bool:
         """Return whether a recorded event has happened; True where the driver cannot say, as after an error."""
+
+    def register_host(self, address: int, size: int) -> None:
+        """Register memory of the host, so that devices copy from and to it at full speed. It stays where it is."""
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`. No device may be copying from or to the memory."""
+
+    def synchronize(self) -> None:
+        """Wait until all work is done that this process has given to its devices so far."""
 
 
 def running_kernel() -> str:
@@ -104,6 +125,8 @@ class _CudaArray:
 
 
 _LAZY_PEER_ACCESS = 1
+_PORTABLE = 1
+"""Registered for the contexts of all devices."""
 _NO_TIMING, _INTERPROCESS = 2, 4
 _BUFFER_ID = 7
 _NOT_READY = 600
@@ -127,16 +150,12 @@ class CudaDriver:
             raise DeviceDriverError(f"{error}") from error
         self._torch = torch
         self._call("cuInit", 0)
-        self._contexts: list[ctypes.c_void_p] = []
+        self._contexts: dict[int, ctypes.c_void_p] = {}
         self._devices: dict[str, int] = {}
         for number in range(torch.cuda.device_count()):
-            device, context, uuid = ctypes.c_int(), ctypes.c_void_p(), _Uuid()
-            self._call("cuDeviceGet", ctypes.byref(device), number)
-            self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), device)
+            uuid = _Uuid()
+            self._call("cuDeviceGetUuid_v2", ctypes.byref(uuid), self._device(number))
             self._devices[bytes(uuid.bytes).hex()] = number
-            # PyTorch's own: the primary context, which this only counts once more.
-            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-            self._contexts.append(context)
 
     def _call(self, name: str, *args: Any) -> None:
         code = getattr(self._cuda, name)(*args)
@@ -145,11 +164,23 @@ class CudaDriver:
             self._cuda.cuGetErrorName(code, ctypes.byref(text))
             raise DeviceDriverError(f"{name}: {(text.value or b'').decode() or code}")
 
+    def _device(self, number: int) -> ctypes.c_int:
+        device = ctypes.c_int()
+        self._call("cuDeviceGet", ctypes.byref(device), number)
+        return device
+
     @contextlib.contextmanager
     def _context(self, device: str) -> Iterator[int]:
         """The context of a device, current in this thread; its number."""
         number = self._devices[device]
-        self._call("cuCtxPushCurrent_v2", self._contexts[number])
+        context = self._contexts.get(number)
+        if context is None:
+            # PyTorch's own: the primary context, which this only counts once more. One of a device that the program
+            # does not use would take some hundred MB there.
+            context = ctypes.c_void_p()
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device(number))
+            self._contexts[number] = context
+        self._call("cuCtxPushCurrent_v2", context)
         try:
             yield number
         finally:
@@ -164,15 +195,22 @@ class CudaDriver:
     def is_on_device(self, tensor: Any) -> bool:
         return bool(tensor.device.type == "cuda")
 
+    def device_of(self, tensor: Any) -> str:
+        return self._name(tensor.device.index)
+
+    def _name(self, wanted: int) -> str:
+        for name, number in self._devices.items():
+            if number == wanted:
+                return name
+        raise DeviceDriverError(f"the memory is of device {wanted}, which this process does not see")
+
     def find(self, pointer: int) -> DeviceMemory:
         ident, ordinal = ctypes.c_ulonglong(), ctypes.c_int()
         base, size = ctypes.c_uint64(), ctypes.c_size_t()
         at = ctypes.c_uint64(pointer)
         self._call("cuPointerGetAttribute", ctypes.byref(ident), _BUFFER_ID, at)
         self._call("cuPointerGetAttribute", ctypes.byref(ordinal), 9, at)  # CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
-        device = next((name for name, number in self._devices.items() if number == ordinal.value), "")
-        if not device:
-            raise DeviceDriverError(f"the memory is of device {ordinal.value}, which this process does not see")
+        device = self._name(ordinal.value)
         with self._context(device):
             self._call("cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), at)
         return DeviceMemory(base.value, ident.value, device)
@@ -182,6 +220,23 @@ class CudaDriver:
         with self._context(memory.device):
             self._call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(memory.base))
         return ctypes.string_at(ctypes.byref(handle), ctypes.sizeof(handle))
+
+    def allocate(self, device: str, size: int) -> DeviceMemory:
+        base = ctypes.c_uint64()
+        with self._context(device):
+            self._call("cuMemAlloc_v2", ctypes.byref(base), ctypes.c_size_t(size))
+        return self.find(base.value)
+
+    def free(self, memory: DeviceMemory) -> None:
+        with self._context(memory.device):
+            self._call("cuMemFree_v2", ctypes.c_uint64(memory.base))
+
+    def copy(self, device: str, target: int, source: int, size: int) -> None:
+        with self._context(device) as number:
+            self._call(
+                "cuMemcpyDtoDAsync_v2", ctypes.c_uint64(target), ctypes.c_uint64(source), ctypes.c_size_t(size),
+                self._stream(number),
+            )  # fmt: skip
 
     def map(self, device: str, handle: bytes) -> int:
         base = ctypes.c_uint64()
@@ -228,3 +283,26 @@ class CudaDriver:
         with contextlib.suppress(DeviceDriverError), self._context(device):
             return bool(self._cuda.cuEventQuery(event) != _NOT_READY)
         return True
+
+    def register_host(self, address: int, size: int) -> None:
+        with self._context(self._current()):
+            self._call(
+                "cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE)
+            )
+
+    def unregister_host(self, address: int) -> None:
+        with self._context(self._current()):
+            self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+    def synchronize(self) -> None:
+        for device, number in self._devices.items():
+            flags, active = ctypes.c_uint(), ctypes.c_int()
+            self._call(
+                "cuDevicePrimaryCtxGetState", self._device(number), ctypes.byref(flags), ctypes.byref(active)
+            )  # fmt: skip
+            if active.value:
+                with self._context(device):
+                    self._call("cuCtxSynchronize")
+
+    def _current(self) -> str:
+        return self._name(self._torch.cuda.current_device())

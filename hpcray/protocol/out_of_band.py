@@ -16,10 +16,12 @@ import threading
 import warnings
 from collections import ChainMap
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import cloudpickle
 
+from hpcray.common.deferred_bytes import DeferredBytes
 from hpcray.common.exception_pickling import CUSTOM
 from hpcray.common.madvise import madvise
 from hpcray.common.parallel_copy import PARALLEL_COPY_SIZE, copy_thread_count, parallel_copy
@@ -57,9 +59,11 @@ class _Reducers(dict[Any, Callable[[Any], Any]]):
 
     Attributes:
         tensors_as_views: whether PyTorch's tensors are read as views.
+        transfer_memory: see `use_transfer_memory`.
     """
 
     tensors_as_views = False
+    transfer_memory: Callable[[Any], AbstractContextManager[Any]] = nullcontext
 
     def __missing__(self, kind: Any) -> Callable[[Any], Any]:
         reducer = _OF_LIBRARIES.get((kind.__module__, kind.__qualname__))
@@ -82,6 +86,16 @@ class ErrorPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 def view_tensors(on: bool) -> None:
     """Read PyTorch's CPU tensors as views, or as copies. Writing to a view changes the object for all who read it."""
     _reducers.tensors_as_views = on
+
+
+def use_transfer_memory(find: Callable[[Any], AbstractContextManager[Any]]) -> None:
+    """Have copies between the host and a device go through the memory that `find` returns.
+
+    Args:
+        find: called with an array of bytes; a context with an array of the same bytes, from and to which the device
+            copies faster, or with that array itself.
+    """
+    _reducers.transfer_memory = find
 
 
 def reduce_with(kind: type, reducer: Callable[[Any], Any] | None) -> None:
@@ -145,12 +159,34 @@ class _Bytes:
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
+class _DeviceBytes(DeferredBytes):
+    """A part of a storage on a device, in the place of a `pickle.PickleBuffer`."""
+
+    def __init__(self, storage: Any, low: int, high: int) -> None:
+        import torch
+
+        self.nbytes = high - low
+        self._part = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        self._part.set_(storage, low, (self.nbytes,), (1,))
+
+    def raw(self) -> _DeviceBytes:
+        """Return itself: it is contiguous."""
+        return self
+
+    def copy_to(self, memory: memoryview) -> None:
+        import numpy
+        import torch
+
+        with _reducers.transfer_memory(numpy.frombuffer(memory, numpy.uint8)) as host:
+            torch.from_numpy(host).copy_(self._part)
+
+
 class _Storage:
     """Memory of tensors of the value that is being pickled: they share it, and share it again where they are read.
 
     Only the part that they cover travels. It is known when the whole value has been pickled, so where the first tensor
     covers a part only, the offset of the part travels beside the bytes, in a buffer that is filled in then. Memory on
-    a device is copied to the host at that moment.
+    a device is copied to the host when the blob is written (`_DeviceBytes`).
 
     Args:
         device: where the memory is, "" for the host's.
@@ -180,14 +216,10 @@ class _Storage:
         if self.offset is not None:
             _OFFSET.pack_into(self.offset, 0, self.low)
             at = next(at for at, buffer in enumerate(buffers) if buffer is self._whole)
-            content = self._host_copy() if self._device else self._bytes[self.low : self.high]
-            buffers[at] = pickle.PickleBuffer(content)
-
-    def _host_copy(self) -> Any:
-        import torch
-
-        part = torch.empty(0, dtype=torch.uint8, device=self._storage.device)
-        return part.set_(self._storage, self.low, (self.high - self.low,), (1,)).cpu().numpy()
+            if self._device:
+                buffers[at] = _DeviceBytes(self._storage, self.low, self.high)  # type: ignore[call-overload]
+            else:
+                buffers[at] = pickle.PickleBuffer(self._bytes[self.low : self.high])
 
     def __reduce__(self) -> Any:
         offset = None if self.offset is None else pickle.PickleBuffer(self.offset)
@@ -286,12 +318,11 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
     number = int(device.partition(":")[2] or 0)
     on_device = bool(device) and torch.cuda.is_available()
     if on_device or _reducers.tensors_as_views:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-            view = torch.from_numpy(content)
         if on_device:
-            view = view.to(device if number < torch.cuda.device_count() else "cuda")
-        return view.untyped_storage(), low
+            with _reducers.transfer_memory(content) as host:
+                there = _torch_view(host).to(device if number < torch.cuda.device_count() else "cuda")
+            return there.untyped_storage(), low
+        return _torch_view(content).untyped_storage(), low
     size = len(content)
     own, fresh = storages.take(size)
     if size >= _HUGE and fresh:
@@ -303,6 +334,14 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
         else:
             numpy.copyto(target, content)
     return own, low
+
+
+def _torch_view(content: Any) -> Any:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(content)
 
 
 def _reduce_state(state: Any) -> Any:

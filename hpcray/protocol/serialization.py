@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
+from hpcray.common.deferred_bytes import DeferredBytes
 from hpcray.common.task_errors import make_argument_error
 from hpcray.protocol.messages.objects import ERROR, MULTI, PLAIN
 from hpcray.protocol.out_of_band import COPIED, ErrorPickler, Pickler, end_storages, pickling
@@ -98,7 +99,10 @@ class Serialized:
             parts.append(bytes(-buffer.nbytes % ALIGN))
         parts.append(self.pickle)
         parts.append(self._table())
-        return b"".join(parts)
+        try:
+            return b"".join(parts)
+        except TypeError:
+            return b"".join([_to_host(part) if isinstance(part, DeferredBytes) else part for part in parts])
 
     def _table(self) -> bytes:
         slots = [_SLOT.pack(o, b.nbytes) for o, b in zip(self._offsets, self._buffers, strict=True)]
@@ -221,6 +225,12 @@ def note_ref(ref: Any) -> int:
         return 0
     refs.append(ref)
     return len(refs)
+
+
+def _to_host(part: DeferredBytes) -> bytearray:
+    content = bytearray(part.nbytes)
+    part.copy_to(memoryview(content))
+    return content
 
 
 def _contiguous(buffer: pickle.PickleBuffer) -> memoryview:

@@ -8,9 +8,11 @@ queued (`queue_work`) is done when the test says so (`finish_work`).
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import mmap
 import os
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -67,7 +69,12 @@ class FakeDeviceDriver:
         self.waited: list[str] = []
         """Events that streams of this process wait for, in order."""
         self.exports = True
-        """Whether allocations can be exported."""
+        """Whether allocations with tensors can be exported."""
+        self.allocates = True
+        """Whether there is memory that can be exported in any case."""
+        self.copied: list[int] = []
+        """Bytes of all copies on the device, in order."""
+        self._pool: set[int] = set()
         self._own: dict[int, tuple[_Segment, int]] = {}
         self._mapped: dict[int, tuple[_Segment, str]] = {}
         self._free: dict[int, list[int]] = {}
@@ -75,6 +82,14 @@ class FakeDeviceDriver:
         self._events: dict[int, Path] = {}
         self._foreign: set[Path] = set()
         self._marks: list[tuple[int, Path]] = []
+        self.registers = True
+        """Whether memory of the host can be registered."""
+        self.registered: dict[int, int] = {}
+        """Registered memory of the host: address and bytes."""
+        self.registrations: list[int] = []
+        """Bytes of all registrations there were, in order."""
+        self._host_copies: list[tuple[int, int, int]] = []  # ticket, address, bytes
+        self._worked = threading.Condition()
 
     # ------------------------------------------------------------ for tests
 
@@ -96,14 +111,14 @@ class FakeDeviceDriver:
                 self.misuse(f"a block is used again while a reader has it: {mark.name}")
             return address
         for segment, _ in self._own.values():
-            if segment.top + size <= segment.size:
+            if segment.base not in self._pool and segment.top + size <= segment.size:
                 segment.top += size
                 return segment.base + segment.top - size
-        segment = self.allocate(max(SEGMENT, size))
+        segment = self._allocate(max(SEGMENT, size))
         segment.top = size
         return segment.base
 
-    def allocate(self, size: int) -> _Segment:
+    def _allocate(self, size: int) -> _Segment:
         """New memory, of which parts are tensors."""
         ident = next(self._idents)
         segment = _Segment(self.directory / f"memory-{self.name.replace(' ', '-')}-{ident}-{os.getpid()}", size)
@@ -116,7 +131,10 @@ class FakeDeviceDriver:
 
     def finish_work(self) -> None:
         """All work that was queued ends."""
-        self.done = self.queued
+        with self._worked:
+            self.done = self.queued
+            self._worked.notify_all()
+        self._host_copies.clear()
         kept = []
         for ticket, mark in self._marks:
             if ticket <= self.done:
@@ -124,6 +142,27 @@ class FakeDeviceDriver:
             else:
                 kept.append((ticket, mark))
         self._marks = kept
+
+    def copy_later(self, array: Any) -> bool:
+        """A copy from memory of the host begins that has not ended, as with `non_blocking=True`.
+
+        Returns:
+            False for ordinary memory: such a copy has ended when the call returns.
+        """
+        address, size = array.__array_interface__["data"][0], array.nbytes
+        if not self.is_registered(address, size):
+            return False
+        self.queue_work()
+        self._host_copies.append((self.queued, address, size))
+        return True
+
+    def is_registered(self, address: int, size: int) -> bool:
+        """Whether memory of the host is registered; what is so only in part cannot be copied."""
+        touched = [at for at, length in self.registered.items() if at < address + size and address < at + length]
+        whole = [at for at in touched if at <= address and address + size <= at + self.registered[at]]
+        if touched and not whole:
+            self.misuse("a copy of memory of which a part is registered")
+        return bool(whole)
 
     def misuse(self, text: str) -> None:
         """Note what a real driver does not forgive."""
@@ -138,7 +177,7 @@ class FakeDeviceDriver:
     @property
     def blocks_in_use(self) -> int:
         """Blocks of tensors that are alive here."""
-        taken = sum(segment.top for segment, _ in self._own.values())
+        taken = sum(segment.top for segment, _ in self._own.values())  # those of a pool have no tensors
         return taken - sum(size * len(free) for size, free in self._free.items())
 
     def _segment_of(self, pointer: int) -> _Segment | None:
@@ -155,6 +194,9 @@ class FakeDeviceDriver:
     def is_on_device(self, tensor: Any) -> bool:
         return self._segment_of(tensor.untyped_storage().data_ptr()) is not None
 
+    def device_of(self, tensor: Any) -> str:
+        return self.visible[0]
+
     def find(self, pointer: int) -> DeviceMemory:
         segment = self._segment_of(pointer)
         if segment is None or segment.base not in self._own:
@@ -162,9 +204,40 @@ class FakeDeviceDriver:
         return DeviceMemory(segment.base, self._own[segment.base][1], self.visible[0])
 
     def export(self, memory: DeviceMemory) -> bytes:
-        if not self.exports:
+        if not self.exports and memory.base not in self._pool:
             raise DeviceDriverError("this memory cannot be exported")
         return str(self._own[memory.base][0].path).encode()
+
+    def allocate(self, device: str, size: int) -> DeviceMemory:
+        if not self.allocates:
+            raise DeviceDriverError("there is no memory")
+        segment = self._allocate(size)
+        self._pool.add(segment.base)
+        return DeviceMemory(segment.base, self._own[segment.base][1], device)
+
+    def free(self, memory: DeviceMemory) -> None:
+        segment, _ = self._own.pop(memory.base)
+        self._pool.discard(memory.base)
+        if any(self.directory.glob(f"use.{segment.path.name}.*")):
+            self.misuse("memory was freed that a reader has")
+        segment.path.unlink()
+
+    def copy(self, device: str, target: int, source: int, size: int) -> None:
+        segment = self._segment_of(target)
+        if segment is None or self._segment_of(source) is None or target + size > segment.base + segment.size:
+            self.misuse("a copy of what is not on the device")
+            return
+        start = target - segment.base
+        for mark in self.directory.glob(f"use.{segment.path.name}.*"):
+            if start <= int(mark.name.removeprefix(f"use.{segment.path.name}.").partition(".")[0]) < start + size:
+                self.misuse(f"a block of the pool is used again while a reader has it: {mark.name}")
+        ctypes.memmove(target, source, size)
+        self.copied.append(size)
+
+    @property
+    def pool_segments(self) -> int:
+        """Allocations of `allocate` that were not freed."""
+        return len(self._pool)
 
     def map(self, device: str, handle: bytes) -> int:
         name = handle.decode()
@@ -244,6 +317,31 @@ class FakeDeviceDriver:
     def is_done(self, device: str, event: int) -> bool:
         return int(self._events[event].read_text(encoding="ascii")) <= self.done
 
+    def register_host(self, address: int, size: int) -> None:
+        if not self.registers:
+            raise DeviceDriverError("this memory cannot be registered")
+        if any(at < address + size and address < at + length for at, length in self.registered.items()):
+            self.misuse("memory was registered twice")
+        if address % mmap.PAGESIZE:
+            self.misuse("memory was registered that does not begin with a page")
+        self.registered[address] = size
+        self.registrations.append(size)
+
+    def unregister_host(self, address: int) -> None:
+        size = self.registered.pop(address, None)
+        if size is None:
+            self.misuse("what is not registered was given up")
+            return
+        for ticket, at, length in self._host_copies:
+            if ticket > self.done and at < address + size and address < at + length:
+                self.misuse("registered memory was given up while a copy uses it")
+
+    def synchronize(self) -> None:
+        wanted = self.queued
+        with self._worked:
+            if not self._worked.wait_for(lambda: self.done >= wanted, 30):
+                self.misuse("nothing has finished the work that is waited for")
+
     def leaks(self) -> list[str]:
         """What is still open at the end."""
-        return [*self.mapped, *map(str, self._foreign)]
+        return [*self.mapped, *map(str, self._foreign), *map(hex, self.registered)]

@@ -7,10 +7,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine import PATIENCE, alive, eventually, exceptions, exit_actor, hpcray_only, ray
 
@@ -18,6 +20,8 @@ torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2, "object_store_memory": 256 << 20, "preload": "torch"}
 LENGTH = 1000
+REPORTED = 1.5
+"""Seconds after which the head knows what is free in the stores."""
 
 
 @ray.remote(num_cpus=0, max_restarts=0)
@@ -58,8 +62,8 @@ class Holder:
     def fill(self, value: float) -> None:
         self.tensor.fill_(value)
 
-    def forbid_exports(self) -> None:
-        self.driver.exports = False
+    def forbid_exports(self, pool: bool) -> None:
+        self.driver.exports, self.driver.allocates = False, pool
 
     def read(self, value: Any, keep: bool = False) -> tuple[float, bool]:
         """The sum of the tensor, and whether it is in mapped memory."""
@@ -89,12 +93,33 @@ class Holder:
             "opened": len(self.driver.opened), "open": len(self.driver.leaks()), "blocks": self.driver.blocks_in_use,
         }  # fmt: skip
 
+    def read_host(self, refs: list[Any]) -> tuple[bool, int]:
+        """Whether an array of the store is registered where this process reads it, and the bytes that are."""
+        array = ray.get(refs[0])
+        assert array[-1] == 1
+        return self.driver.is_registered(array.ctypes.data, array.nbytes), sum(self.driver.registered.values())
+
+    def copy_host(self, refs: list[Any]) -> bool:
+        """Begin a copy of an array of the store to the device."""
+        return self.driver.copy_later(ray.get(refs[0]))
+
     def leave(self) -> None:
         exit_actor()
 
 
 def state_of(actor: Any) -> dict[str, int]:
     found: dict[str, int] = ray.get(actor.state.remote(), timeout=PATIENCE)
+    return found
+
+
+def until_registered(reader: Any, ref: Any) -> None:
+    """Wait until a reader reads the object in registered memory."""
+    eventually(lambda: ray.get(reader.read_host.remote([ref]))[0])
+
+
+def free_bytes() -> float:
+    """Free bytes of the store, as far as the head knows."""
+    found: float = ray.available_resources()["object_store_memory"]
     return found
 
 
@@ -155,15 +180,30 @@ def test_readers_without_the_device_and_those_who_ask_for_copies_get_copies(devi
 
 def test_memory_that_cannot_be_exported_is_copied(devices: str) -> None:
     maker, reader = Holder.remote(devices), Holder.remote(devices)
-    ray.get(maker.forbid_exports.remote())
+    ray.get(maker.forbid_exports.remote(False))
     assert ray.get(reader.read.remote(maker.make.remote(4.0))) == (4.0 * LENGTH, False)
 
 
-def test_what_was_mapped_is_copied_for_the_next_reader(devices: str) -> None:
+def test_memory_that_cannot_be_exported_is_copied_into_a_pool_that_readers_map_once(devices: str) -> None:
+    maker, reader = Holder.remote(devices), Holder.remote(devices)
+    ray.get(maker.forbid_exports.remote(True))
+    ref = maker.make.remote(1.0)
+    assert ray.get(reader.read.remote(ref, True)) == (1.0 * LENGTH, True)
+    del ref
+    for number in range(10):
+        assert ray.get(reader.read.remote(maker.make.remote(float(number)))) == (float(number) * LENGTH, True)
+    assert ray.get(reader.look.remote()) == 1.0 * LENGTH and state_of(reader)["opened"] == 1
+    ray.get(reader.drop.remote())
+    eventually(lambda: state_of(maker)["blocks"] == 0)
+    eventually(lambda: state_of(reader)["open"] == 0)
+
+
+def test_what_was_mapped_is_copied_on_the_device_for_the_next_reader(devices: str) -> None:
     maker, reader, third = Holder.remote(devices), Holder.remote(devices), Holder.remote(devices)
     ref = reader.pass_on.remote(maker.make.remote(6.0))
-    assert ray.get(third.read.remote(ref)) == (6.0 * LENGTH, False)
+    assert ray.get(third.read.remote(ref)) == (6.0 * LENGTH, True)
     assert ray.get(reader.read.remote(ref)) == (6.0 * LENGTH, True)
+    assert state_of(reader)["opened"] == state_of(third)["opened"] == 1
     del ref
     eventually(lambda: state_of(maker)["blocks"] == 0)
 
@@ -198,3 +238,33 @@ def test_tensors_outlive_a_maker_that_ends_in_order(devices: str) -> None:
         ray.get(maker.leave.remote())
     eventually(lambda: not alive(pid))
     assert ray.get(reader.read.remote(ref), timeout=PATIENCE) == (8.0 * LENGTH, False)
+
+
+def test_arrays_of_the_store_that_are_read_again_are_in_registered_memory(devices: str) -> None:
+    reader, other = Holder.remote(devices), Holder.remote(devices)
+    ref = ray.put(np.ones(4 << 20, np.uint8))
+    small = ray.put(np.ones(500_000, np.uint8))
+    assert ray.get(reader.read_host.remote([ref])) == (False, 0)
+    until_registered(reader, ref)
+    assert ray.get([reader.read_host.remote([small]) for _ in range(3)])[-1][0] is False
+    assert ray.get(other.read_host.remote([ref])) == (False, 0), "each process registers what it reads itself"
+    assert 4 << 20 <= ray.get(reader.read_host.remote([ref]))[1] <= 8 << 20
+
+
+def test_a_block_is_not_written_again_while_a_device_copies_it(devices: str) -> None:
+    reader = Holder.remote(devices)
+    gc.collect()
+    size, slack = 8 << 20, 1 << 20
+    ref = ray.put(np.ones(size, np.uint8))
+    marker = ray.put(np.ones(2 * size, np.uint8))
+    until_registered(reader, ref)
+    assert ray.get(reader.copy_host.remote([ref]))
+    time.sleep(REPORTED)
+    free = free_bytes()
+    del ref, marker
+    gc.collect()
+    eventually(lambda: free_bytes() >= free + 2 * size - slack)
+    time.sleep(REPORTED)
+    assert free_bytes() < free + 2 * size + slack, "the copy goes on: its block is in use"
+    ray.get(reader.finish_work.remote())
+    eventually(lambda: free_bytes() >= free + 3 * size - slack)

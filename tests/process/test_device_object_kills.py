@@ -31,8 +31,8 @@ def leaks(monkeypatch: pytest.MonkeyPatch) -> Iterator[LeakCheck]:
         yield found
 
 
-def environ(leaks: LeakCheck) -> dict[str, str]:
-    return {"HPCRAY_PRELOAD": "torch", **leaks.environ}
+def environ(leaks: LeakCheck, room: int = 0) -> dict[str, str]:
+    return {"HPCRAY_PRELOAD": "torch", "HPCRAY_DEVICE_OBJECT_MEMORY": str(room), **leaks.environ}
 
 
 def reads_of(ended: Ended) -> list[int]:
@@ -40,11 +40,12 @@ def reads_of(ended: Ended) -> list[int]:
     return [int(count) for count in re.findall(r"(\d+) values read", ended.out)]
 
 
-def test_programs_on_one_node(leaks: LeakCheck) -> None:
+@pytest.mark.parametrize("room", [0, 2000], ids=["", "little room"])
+def test_programs_on_one_node(leaks: LeakCheck, room: int) -> None:
     seeds = [seed for seed in SEEDS if seed % SHARE_OF_NODES]
     if not seeds:
         pytest.skip("no seed of a program on one node")
-    with Job([sys.executable, str(PROGRAM), *map(str, seeds)], environ(leaks)) as job:
+    with Job([sys.executable, str(PROGRAM), *map(str, seeds)], environ(leaks, room)) as job:
         ended = job.wait(600.0 + 100.0 * len(seeds))
     print(ended.out, ended.err[-20_000:], sep="\n")
     reads = reads_of(ended)

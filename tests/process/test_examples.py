@@ -57,7 +57,10 @@ def test_the_rows_of_a_gpu_are_measured_on_a_cpu_too(leak_check: LeakCheck) -> N
     with Job(embedded(ROOT / "benchmarks" / "gpu_rows.py", *small)) as job:
         ended = job.wait(100)
     assert ended.code == 0, ended.err
-    for row in ("second actor", "auto: known allocation, 1 MB", "auto: new allocation, 4 KB", "get of a host tensor"):
+    for row in (
+        "second actor", "auto: known allocation, 1 MB", "auto: new allocation, 4 KB", "get of a host tensor",
+        "get of a host NumPy array", "put of a device tensor", "allreduce of 2 ranks, 1 MB", "one that has moved",
+    ):  # fmt: skip
         assert row in ended.out, ended.out
     growth = re.findall(r"growth of (.+?) +(-?[\d.]+) ", ended.out)
     assert {name for name, _ in growth} >= {"maker: descriptors", "reader: descriptors", "/dev/shm files"}

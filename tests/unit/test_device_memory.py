@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import pickle
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpcray.core.core_worker.device_mappings import IDLE_TIME
+from hpcray.core.core_worker.export_pool import IDLE_TIME as POOL_IDLE_TIME
 from hpcray.platform.device_driver import CudaDriver, DeviceDriverError
 from hpcray.runtime.core_worker import device_memory
 from hpcray.runtime.core_worker.device_memory import (
     DeviceMemoryOwner,
     DeviceMemoryReader,
     find_driver,
+    is_only_here,
+    is_out_of_memory,
     source_driver,
     use_driver,
 )
 
 torch = pytest.importorskip("torch")
 from helpers.fake_device_driver import SEGMENT, FakeDeviceDriver  # noqa: E402 (it imports PyTorch)
+
+
+class Tensors(list[Any]):
+    """Those of an object: what refs to it keep alive."""
 
 
 class Pair:
@@ -41,16 +49,16 @@ class Pair:
 
     def make(self, oid: bytes, tensors: list[Any]) -> Any:
         """What a reader gets to know of an object with these tensors."""
-        self.objects[oid] = tensors
+        self.objects[oid] = kept = Tensors(tensors)
+        weakref.finalize(kept, self.exports.drop, oid)
         return pickle.loads(pickle.dumps(self.exports.describe(oid, tensors)))
 
     def read(self, source: Any, oid: bytes = b"") -> list[Any]:
         return self.mapped.read(source, self.objects.get(oid))
 
     def free(self, oid: bytes) -> None:
-        """No ref is left but those that readers hold."""
+        """No ref is left but those that readers hold. When these are gone, the object is freed."""
         del self.objects[oid]
-        self.exports.drop(oid)
 
     def step(self, seconds: float = 0.0) -> None:
         self.now += seconds
@@ -150,10 +158,11 @@ def test_work_of_the_thread_that_copies_tensors_follows_that_which_fills_them(pa
 
 def test_memory_that_cannot_be_exported_or_mapped_is_refused_and_nothing_is_kept(pair: Pair) -> None:
     tensor = pair.maker.tensor(10)
-    pair.maker.exports = False
-    with pytest.raises(DeviceDriverError, match="cannot be exported"):
+    pair.maker.exports = pair.maker.allocates = False
+    with pytest.raises(DeviceDriverError, match="no memory"):
         pair.exports.describe(b"1", [tensor])
-    pair.maker.exports = True
+    pair.maker.exports = pair.maker.allocates = True
+    pair.exports._not_exportable.clear()
     source = pair.make(b"2", [tensor, torch.from_numpy(pair.maker.tensor(SEGMENT).numpy())])
     assert len(source.allocations) == 2
     Path(source.allocations[1][2].decode()).unlink()
@@ -163,10 +172,67 @@ def test_memory_that_cannot_be_exported_or_mapped_is_refused_and_nothing_is_kept
     pair.step()
     pair.step(IDLE_TIME)
     assert not pair.reader.leaks()
-    # What was read in place cannot be exported by its reader.
-    got = pair.read(pair.make(b"3", [tensor]), b"3")
-    with pytest.raises(DeviceDriverError, match="of another process"):
-        DeviceMemoryOwner(pair.reader, b"reader").describe(b"4", got)
+
+
+def test_what_was_read_in_place_is_passed_on_as_a_copy_in_the_pool_of_its_reader(pair: Pair) -> None:
+    got = pair.read(pair.make(b"1", [pair.maker.tensor(10, 4.0)]), b"1")
+    known = DeviceMemoryOwner(pair.reader, b"reader").describe(b"2", got)
+    assert pair.reader.pool_segments == 1 and pair.reader.copied == [512]
+    third = DeviceMemoryReader(FakeDeviceDriver(pair.directory, "third"), b"third")
+    third._start = lambda: None  # type: ignore[method-assign]
+    read = third.read(known, None)
+    assert float(read[0].sum()) == 40.0
+    got[0].fill_(1.0)
+    assert float(read[0].sum()) == 40.0
+
+
+def test_tensors_in_memory_that_cannot_be_exported_are_copied_into_a_pool_that_is_mapped_once(pair: Pair) -> None:
+    pair.maker.exports = False
+    first, second = pair.maker.tensor(1000, 1.0), pair.maker.tensor(10, 2.0)
+    values = [
+        pair.read(pair.make(bytes([number]), tensors), bytes([number]))
+        for number, tensors in enumerate([[first, second, first[:5]], [second]])
+    ]
+    assert len(pair.reader.opened) == 1 and pair.maker.pool_segments == 1
+    assert pair.maker.copied == [4096, 512, 512], "one copy of each storage of an object"
+    first.fill_(7.0)
+    assert float(values[0][0].sum()) == 1000.0 and float(values[1][0].sum()) == 20.0, "a copy, as it was then"
+    assert values[0][0].data_ptr() == values[0][2].data_ptr()
+    del values
+    pair.step()
+    for oid in (b"\0", b"\1"):
+        pair.free(oid)
+    pair.read(pair.make(b"2", [first]), b"2")
+    assert pair.maker.pool_segments == 1 and len(pair.reader.opened) == 1, "its memory is used again"
+    pair.step(IDLE_TIME)
+    pair.step(IDLE_TIME)
+    pair.free(b"2")
+    pair.now += POOL_IDLE_TIME
+    pair.exports.drop(b"2")
+    assert pair.maker.pool_segments == 0, "unused for long"
+
+
+def test_a_block_of_the_pool_is_not_used_again_before_the_work_of_its_reader_is_done(pair: Pair) -> None:
+    pair.maker.exports = False
+    got = pair.read(pair.make(b"1", [pair.maker.tensor(100, 1.0)]), b"1")
+    pair.reader.queue_work()
+    again = pair.make(b"2", [pair.maker.tensor(100, 2.0)])
+    assert float(got[0][0]) == 1.0 and float(pair.read(again, b"2")[0][0]) == 2.0
+    del got
+    pair.reader.finish_work()
+    pair.step()
+    pair.free(b"1")
+    assert float(pair.read(pair.make(b"3", [pair.maker.tensor(100, 3.0)]), b"3")[0][0]) == 3.0
+
+
+def test_a_pool_that_cannot_be_exported_either_leaves_no_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise DeviceDriverError("no IPC here")
+
+    monkeypatch.setattr(pair.maker, "export", refuse)
+    with pytest.raises(DeviceDriverError, match="no IPC"):
+        pair.exports.describe(b"1", [pair.maker.tensor(10)])
+    assert pair.maker.pool_segments == 0 and not pair.exports._blocks
 
 
 def test_an_event_that_cannot_be_recorded_leaves_nothing(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,11 +302,12 @@ STEPS = st.lists(
 
 
 @settings(deadline=None, max_examples=60)
-@given(STEPS)
+@given(STEPS, st.booleans())
 def test_whatever_two_processes_do_the_driver_is_not_misused(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], exports: bool
 ) -> None:
     pair = Pair(tmp_path_factory.mktemp("devices"))
+    pair.maker.exports = exports  # else all goes through the pool
     monkeypatch = pytest.MonkeyPatch()
     monkeypatch.setattr(device_memory, "monotonic", lambda: pair.now)
     sources: dict[bytes, tuple[Any, list[float]]] = {}
@@ -282,3 +349,36 @@ def test_whatever_two_processes_do_the_driver_is_not_misused(
         assert not pair.misuse() and not pair.reader.leaks() and pair.maker.blocks_in_use == 0
     finally:
         monkeypatch.undo()
+
+
+def test_memory_that_the_program_has_as_well_is_seen(tmp_path: Path) -> None:
+    driver = FakeDeviceDriver(tmp_path)
+    tensors = [driver.tensor(10)]
+    assert is_only_here(tensors)
+    tensors.append(tensors[0][:3])
+    assert is_only_here([driver.tensor(10), torch.zeros(3), torch.zeros(2, 3).t()])
+    view = tensors[0].view(2, 5)
+    assert not is_only_here(tensors)
+    del view, tensors[1]
+    assert is_only_here(tensors)
+    held = tensors[0]
+    assert not is_only_here(tensors)
+    del held
+    storage = tensors[0].untyped_storage()
+    assert not is_only_here(tensors)
+    del storage
+    tensors[0].requires_grad_()
+    (tensors[0] * 2).sum().backward()
+    assert not is_only_here(tensors), "its gradient would be lost"
+    base = torch.zeros(10)
+    assert not is_only_here([base[:3]])
+    assert not is_only_here([driver.tensor(3), torch.zeros(3).to_sparse()])
+    assert len(base) == 10
+
+
+def test_a_device_without_memory_is_known_by_its_error() -> None:
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    assert is_out_of_memory(error) and not is_out_of_memory(ValueError()) and not is_out_of_memory(None)
+    outer = RuntimeError("unreadable")
+    outer.__cause__ = error
+    assert is_out_of_memory(outer)

@@ -274,6 +274,27 @@ class ListRefs(Struct, array_like=True, tag=100):
     ids: list[bytes]
 
 
+class OpenTensors(Struct, array_like=True, tag=224):
+    """reader→process with the tensors of a device object that may move to the object store: the reader is about to map
+    their memory. Answer: TensorsOpened."""
+
+    id: bytes
+
+
+class TensorsOpened(Struct, array_like=True, tag=225):
+    """process with tensors→reader. kept: they stay where they are until the reader sends CloseTensors, or dies; else
+    they have moved."""
+
+    id: bytes
+    kept: bool
+
+
+class CloseTensors(Struct, array_like=True, tag=226):
+    """reader→process with tensors: no work of the reader uses their memory any more."""
+
+    id: bytes
+
+
 class ObjectLost(Struct, array_like=True, tag=101):
     """p→owner: none of these nodes has the object. Answer: ObjectReady, with other locations, when it was
     reconstructed, or with the error. remake_count: as in the ObjectReady that named the nodes. tensors: the object with

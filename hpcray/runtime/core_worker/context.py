@@ -56,6 +56,7 @@ class CoreWorkerContext(Protocol):
         local: what the calling thread executes.
         dead: the reason why nothing can be requested any more; None while everything works.
         run: what the head knows about this run of the job. handlers: of messages.
+        registered: see `CoreWorker`.
     """
 
     me: bytes
@@ -74,6 +75,7 @@ class CoreWorkerContext(Protocol):
     session_dir: str
     task_counter: int
     handlers: BoundHandlers
+    registered: Any
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if `dead`."""

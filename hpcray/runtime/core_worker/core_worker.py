@@ -8,6 +8,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pickle import dumps
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -21,7 +22,7 @@ from hpcray.platform.resource_limits import usable_memory
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import LONG, LONG_BATCH
-from hpcray.protocol.out_of_band import view_tensors
+from hpcray.protocol.out_of_band import use_transfer_memory, view_tensors
 from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.protocol.storage_cache import storages
 from hpcray.runtime.core_worker import context
@@ -46,6 +47,7 @@ from hpcray.runtime.core_worker.wait_manager import WaitManager
 
 if TYPE_CHECKING:
     from hpcray.core.record_replay import Recorder
+    from hpcray.runtime.core_worker.registered_memory import RegisteredMemory
 
 _sessions = itertools.count()
 _DEATH_REPORT_TIMEOUT = 0.3
@@ -91,6 +93,7 @@ class CoreWorker:
         blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
         handlers: of all messages, once it is started.
         device_objects: tensors that stay here (`DeviceObjects`); None before the first.
+        registered: memory of arenas that is registered with the driver of a GPU; None: there is none so far.
     """
 
     handlers: BoundHandlers
@@ -110,6 +113,7 @@ class CoreWorker:
         self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin)
         self.dead: str | None = None
         self.device_objects: Any = None
+        self.registered: RegisteredMemory | None = None
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
         self.arena = arena
         self.arenas = {self.node: arena}
@@ -125,6 +129,7 @@ class CoreWorker:
         self.cluster_size = welcome.cluster_size
         self._inline_limit = config.inline_limit
         view_tensors(config.enable_zero_copy_torch_tensors)
+        use_transfer_memory(self._transfer_memory)
         storages.keep(lambda: min(config.unused_tensor_memory, usable_memory() // 8))
         self.run = welcome.run
         self.head = welcome.head
@@ -217,6 +222,11 @@ class CoreWorker:
             self.engine.send(HEAD, m.RequestGarbageCollection())
             self.engine.flush()
 
+    def _transfer_memory(self, content: Any) -> AbstractContextManager[Any]:
+        from hpcray.runtime.core_worker.registered_memory import transfer_memory  # few programs use it
+
+        return transfer_memory(self, content)
+
     def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
         return lost_blob(oid, reason, why, self.dead, site_of(self.table.entries.get(oid)))
 
@@ -262,6 +272,14 @@ class CoreWorker:
 
     def _on_tensors_moved(self, src: bytes, msg: m.TensorsMoved) -> None:
         self.table.recovery.tensors_moved(msg.id, msg.tensors, msg.value, msg.size, node_of(src))
+
+    def _on_open_tensors(self, src: bytes, msg: m.OpenTensors) -> None:
+        kept = self.device_objects is not None and self.device_objects.note_reader(msg.id, src)
+        self.engine.send(src, m.TensorsOpened(msg.id, kept))
+
+    def _on_close_tensors(self, src: bytes, msg: m.CloseTensors) -> None:
+        if self.device_objects is not None:
+            self.device_objects.end_reader(msg.id, src)
 
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.
@@ -374,6 +392,8 @@ class CoreWorker:
         self.engine.drop_peer(proc)
         self.gcs.process_died(proc)
         self.compiled_graphs.process_died(proc)
+        if self.device_objects is not None:
+            self.device_objects.process_died(proc)
         self.on_death(proc)
         leased = self.submitter.leases.workers.get(proc)
         for task in leased.inflight.values() if leased is not None else ():
@@ -459,6 +479,8 @@ class CoreWorker:
         if self.device_objects is not None:
             self.device_objects.close()
         self.engine.close()
+        if self.registered is not None:
+            self.registered.close()
         for arena in self.arenas.values():
             arena.close()
 
@@ -512,6 +534,9 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.TaskReply: lambda p: p.submitter.on_task_reply,
     m.TasksReturned: lambda p: p.submitter.on_tasks_returned,
     m.TensorsMoved: lambda p: p._on_tensors_moved,
+    m.OpenTensors: lambda p: p._on_open_tensors,
+    m.TensorsOpened: lambda p: lambda src, msg: p.device_objects.on_tensors_opened(src, msg),
+    m.CloseTensors: lambda p: p._on_close_tensors,
     m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
     m.ChannelValue: lambda p: p.compiled_graphs.on_value,
     m.CloseGraph: lambda p: p.compiled_graphs.on_close,

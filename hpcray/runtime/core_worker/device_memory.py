@@ -19,6 +19,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from hpcray.core.core_worker.device_mappings import DeviceAllocation, DeviceMappings, Place
+from hpcray.core.core_worker.export_pool import ExportPool, PoolBlock, segment_size
 from hpcray.platform.device_driver import (
     CudaDriver,
     DeviceDriver,
@@ -58,7 +59,8 @@ class DeviceDescriptor(NamedTuple):
     """The tensors of a device object, for readers that can map their memory.
 
     process: the one that has them. host: see `running_kernel`. allocations: number in that process, device, handle.
-    events: device and handle of the event after which the tensors are as they should be, one for each device.
+    events: device and handle of the event after which the tensors are as they should be, one for each device. moves:
+    whether the tensors may move to the object store: a reader has to ask whether they are there (`OpenTensors`).
     """
 
     process: bytes
@@ -67,6 +69,7 @@ class DeviceDescriptor(NamedTuple):
     events: list[tuple[str, bytes]]
     storages: list[StorageLocation]
     tensors: list[TensorLocation]
+    moves: bool = False
 
     @property
     def place(self) -> Place:
@@ -84,6 +87,11 @@ class _DriverOfProcess:
 def use_driver(driver: DeviceDriver | None) -> None:
     """Use another driver than CUDA's in this process, for device objects made or read from now on."""
     _DriverOfProcess.driver, _DriverOfProcess.known = driver, driver is not None
+
+
+def is_driver_set() -> bool:
+    """Return True if `use_driver` has set the driver, or it has been found before."""
+    return _DriverOfProcess.driver is not None
 
 
 def find_driver() -> DeviceDriver | None:
@@ -106,6 +114,82 @@ def source_driver(tensors: Sequence[Any]) -> DeviceDriver | None:
         return None
     driver = find_driver()
     return driver if driver is not None and all(map(driver.is_on_device, tensors)) else None
+
+
+def is_only_here(tensors: Sequence[Any]) -> bool:
+    """Return True if nothing else in this process has these tensors or their memory, so that it is free once they are
+    dropped. `tensors` is the one sequence that has them.
+
+    PyTorch's own names for what is counted are private. Where they are missing, the answer is False.
+    """
+    torch = sys.modules.get("torch")
+    use_count = None if torch is None else getattr(torch._C, "_storage_Use_Count", None)
+    if (
+        torch is None
+        or use_count is None
+        or not all(_is_plain(torch, tensor) and _has_no_grad(tensor) for tensor in tensors)
+    ):
+        return False
+    # Counted are: the sequence, the item of the loop, and the argument of the call.
+    if any(sys.getrefcount(tensor) > _SEQUENCE_REFS for tensor in tensors):
+        return False
+    users: dict[int, int] = {}
+    bases: dict[int, Any] = {}  # a view keeps the tensor that it is a view of
+    for tensor in tensors:
+        storage = tensor.untyped_storage()._cdata
+        users[storage] = users.get(storage, 0) + 1
+        base = tensor._base
+        if base is not None and id(base) not in bases:
+            bases[id(base)] = base
+            users[storage] += 1
+    del base
+    view = torch.empty(2)[:1]
+    dropped = {0: view._base}  # PyTorch itself counts for one, in some of its versions
+    most = max(sys.getrefcount(base) for base in dropped.values())
+    if any(sys.getrefcount(base) > most for base in bases.values()):
+        return False
+    if not {id(tensor) for tensor in tensors}.isdisjoint(bases):
+        return False  # it is counted twice
+    plain = torch.empty(1)
+    looked_at = use_count(plain.untyped_storage()._cdata) - 1
+    object_refs = sys.getrefcount(plain.untyped_storage())
+    return all(
+        use_count(tensor.untyped_storage()._cdata) <= users[tensor.untyped_storage()._cdata] + looked_at
+        and sys.getrefcount(tensor.untyped_storage()) <= object_refs
+        for tensor in tensors
+    )
+
+
+def _has_no_grad(tensor: Any) -> bool:
+    return tensor.is_leaf and tensor.grad is None
+
+
+def _sequence_refs() -> int:
+    items = [object()]
+    return max(sys.getrefcount(item) for item in items)
+
+
+_SEQUENCE_REFS = _sequence_refs()
+"""References that the interpreter counts where `is_only_here` looks."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return True if an error is, or comes from, PyTorch's that a device has no memory left."""
+    torch = sys.modules.get("torch")
+    kind = None if torch is None else getattr(torch, "OutOfMemoryError", None)
+    seen = 0
+    while error is not None and kind is not None and seen < 10:
+        if isinstance(error, kind):
+            return True
+        error, seen = getattr(error, "cause", None) or error.__cause__, seen + 1
+    return False
+
+
+def empty_device_caches() -> None:
+    """Have PyTorch give back the memory of devices that no tensor uses."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def wait_for_devices(tensors: Sequence[Any]) -> None:
@@ -145,13 +229,26 @@ class DeviceMemoryOwner:
         self._handles: dict[int, bytes] = {}
         self._events: dict[str, list[tuple[Any, bytes]]] = {}  # unused ones, by device
         self._recorded: dict[bytes, list[tuple[str, Any, bytes]]] = {}
+        self._not_exportable: set[int] = set()
+        self._pools: dict[str, ExportPool] = {}
+        self._segments: dict[int, DeviceMemory] = {}  # of the pools, by ident
+        self._blocks: dict[bytes, list[tuple[str, PoolBlock]]] = {}  # by object
 
     def describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceDescriptor:
         """Return what readers have to know of the tensors of an object, as all work with them that is queued now ends.
 
+        Where other processes cannot map their memory, they are copied into a pool that they can map.
+
         Raises:
-            DeviceDriverError: other processes cannot map them. Nothing is kept of them.
+            DeviceDriverError: other processes cannot map that either. Nothing is kept of them.
         """
+        try:
+            return self._describe(oid, tensors)
+        except DeviceDriverError:
+            self._free_blocks(oid)
+            raise
+
+    def _describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceDescriptor:
         allocations: dict[int, tuple[int, DeviceMemory]] = {}
         storages: dict[tuple[int, int], tuple[int, StorageLocation]] = {}
         found: list[TensorLocation] = []
@@ -162,10 +259,10 @@ class DeviceMemoryOwner:
             pointer = storage.data_ptr()
             number = storages.get((pointer, storage.nbytes()), (-1, None))[0]
             if number < 0:
-                memory = self._driver.find(pointer)
+                memory, offset = self._exportable(oid, tensor)
                 at, _ = allocations.setdefault(memory.ident, (len(allocations), memory))
                 number = len(storages)
-                part = StorageLocation(at, pointer - memory.base, storage.nbytes())
+                part = StorageLocation(at, offset, storage.nbytes())
                 storages[pointer, storage.nbytes()] = number, part
             found.append(
                 TensorLocation(
@@ -191,9 +288,68 @@ class DeviceMemoryOwner:
         return bool(recorded)
 
     def drop(self, oid: bytes) -> None:
-        """An object is freed: its events are used for others."""
+        """An object is freed, or cannot be mapped any more: its events and blocks are used for others."""
         for device, event, handle in self._recorded.pop(oid, ()):
             self._events.setdefault(device, []).append((event, handle))
+        self._free_blocks(oid)
+
+    def _exportable(self, oid: bytes, tensor: Any) -> tuple[DeviceMemory, int]:
+        """The allocation where other processes read the storage of a tensor, and its offset there: its own, or a
+        segment of the pool with a copy."""
+        storage = tensor.untyped_storage()
+        pointer, size = storage.data_ptr(), storage.nbytes()
+        own = self._own_memory(pointer)
+        if own is not None:
+            return own, pointer - own.base
+        device = self._driver.device_of(tensor)
+        pool = self._pools.setdefault(device, ExportPool())
+        block = pool.allocate(size)
+        if block is None:
+            self._add_segment(device, pool, segment_size(size))
+            block = pool.allocate(size)
+            assert block is not None
+        self._blocks.setdefault(oid, []).append((device, block))
+        segment = self._segments[block.segment]
+        self._driver.copy(device, segment.base + block.offset, pointer, size)
+        return segment, block.offset
+
+    def _own_memory(self, pointer: int) -> DeviceMemory | None:
+        """The allocation with a pointer; None where other processes cannot map it: it is not CUDA's own kind, or was
+        mapped by this process itself."""
+        try:
+            memory = self._driver.find(pointer)
+            if memory.ident in self._not_exportable:
+                return None
+        except DeviceDriverError:
+            return None
+        try:
+            self._handle(memory)
+        except DeviceDriverError:
+            if len(self._not_exportable) >= _HANDLES:
+                self._not_exportable.clear()
+            self._not_exportable.add(memory.ident)  # not to be tried again for each tensor in it
+            return None
+        return memory
+
+    def _add_segment(self, device: str, pool: ExportPool, size: int) -> None:
+        made = self._driver.allocate(device, size)
+        try:
+            self._handle(made)
+        except DeviceDriverError:
+            self._driver.free(made)
+            raise
+        self._segments[made.ident] = made
+        pool.add(made.ident, size, monotonic())
+
+    def _free_blocks(self, oid: bytes) -> None:
+        now = monotonic()
+        for device, block in self._blocks.pop(oid, ()):
+            self._pools[device].free(block, now)
+        for pool in self._pools.values():
+            for number in pool.expire(now):
+                self._handles.pop(number, None)
+                with contextlib.suppress(DeviceDriverError):
+                    self._driver.free(self._segments.pop(number))
 
     def _handle(self, memory: DeviceMemory) -> bytes:
         handle = self._handles.pop(memory.ident, None)

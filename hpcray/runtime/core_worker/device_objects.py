@@ -26,10 +26,10 @@ from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RaySystem
 from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
 from hpcray.core.core_worker.device_mappings import MAPPED, choose_way
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
-from hpcray.core.core_worker.object_entry import INLINE
+from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import Pickler
+from hpcray.protocol.out_of_band import Pickler, pickling
 from hpcray.protocol.serialization import SerializationError, Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
@@ -37,7 +37,10 @@ from hpcray.runtime.core_worker.device_memory import (
     DeviceDescriptor,
     DeviceMemoryOwner,
     DeviceMemoryReader,
+    empty_device_caches,
     find_driver,
+    is_only_here,
+    is_out_of_memory,
     source_driver,
     wait_for_devices,
 )
@@ -51,6 +54,10 @@ _DEVICES: dict[str, tuple[str, ...]] = {"gloo": ("cpu",), "nccl": ("cuda",), "cu
 _ANY_DEVICE = ("auto", "nixl", "ucx")
 _BEHIND_CHECK = 0.5
 """Seconds between two looks whether the call that is waited for waits itself."""
+_ANSWER_TIMEOUT = 10.0
+"""Seconds after which a process that does not say whether its tensors are there is not asked again: they are copied."""
+_ATTEMPTS = 64
+"""Objects that are looked at, when there is a new one and no room, for one that can move."""
 _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
 _DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 8: "vulkan", 10: "rocm", 11: "cpu", 13: "cuda", 14: "xpu"}
@@ -75,10 +82,15 @@ class DeviceObjects:
 
     def __init__(self, process: CoreWorker) -> None:
         self._process = process
-        self._table = DeviceObjectTable()
+        self._limit = process.config.device_object_memory
+        self._table = DeviceObjectTable(moves=self._limit > 0)
+        self._asked: dict[bytes, list[_TensorsRequest]] = {}
+        self._versions: dict[bytes, int] = {}
+        """PyTorch's count of the writes to tensors, when they were copied to the store."""
         self._freed = threading.Condition()
         self._devices = threading.RLock()
         self._exports = CallThread("hpcray-device-objects")
+        self._copying = threading.Lock()  # an object is written to the store by one thread
         self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
 
@@ -120,10 +132,14 @@ class DeviceObjects:
             manager = find(process, transport)[1]
             known = manager.extract_tensor_transport_metadata(oid.hex(), list(tensors))
             collect = partial(manager.garbage_collect, oid.hex(), known, list(tensors))
+        if self._limit and isinstance(known, DeviceDescriptor):
+            known = known._replace(moves=True)
         with process.engine.lock:
             process.table.put_inline(oid, blob)
             process.table.when_freed(oid, partial(self._drop, oid, collect))
-            self._table.add(oid, tensors, value, sizes)
+            self._table.add(oid, tensors, value, sizes, fixed=bool(transport))
+        if self._limit:
+            self._make_room({}, oid)
         return new_ref(oid), known
 
     def _describe(
@@ -158,11 +174,140 @@ class DeviceObjects:
                 mapped = self._mapped[driver] = DeviceMemoryReader(driver, self._process.me)
         if choose_way(known.place, mapped.place, self._process.local.tensors_as == COPIES) != MAPPED:
             return None
+        held: object = ref
+        if known.moves:
+            if not self._ask(ref._id):
+                return None  # they have moved, and are in the object store
+            held = _Reading(self._process, ref)
         try:
-            return mapped.read(known, ref)
+            return mapped.read(known, held)
         except DeviceDriverError as error:
             self._warn("", f"device memory cannot be mapped ({error}): tensors go through the object store")
             return None
+
+    # ------------------------------------------------------------ too many on a device
+
+    def _make_room(self, wanted: Mapping[str, int], kept: bytes = b"", limit: int | None = None) -> bool:
+        """Move tensors to the object store, the least recently used ones first, until no device has more than `limit`
+        bytes (by default the budget), `wanted` included. Those stay that the program has, or other processes.
+
+        Returns:
+            Whether any have moved.
+        """
+        most = self._limit if limit is None else limit
+        engine, moved = self._process.engine, False
+        with engine.lock:
+            candidates = self._table.surplus(most, wanted, kept)
+        if limit is None:
+            candidates = candidates[:_ATTEMPTS]
+        for oid in candidates:
+            with engine.lock:
+                if not self._table.is_over(most, wanted):
+                    break
+            try:
+                moved = self._move_to_store(oid) or moved
+            except Exception as error:  # no room in the store, or a tensor that does not pickle
+                self._warn("move", f"tensors cannot move to the object store ({error}): they stay on their device")
+                break
+        return moved
+
+    def _move_to_store(self, oid: bytes) -> bool:
+        """Have the tensors of an object in the object store only. Returns False where they stay."""
+        process = self._process
+        with process.engine.lock:
+            process.drain()  # of objects that are gone already nothing has to be copied
+            # Those that stay count as used now, so that others are looked at the next time.
+            tensors = self._table.find(oid) if self._table.may_move(oid) else None
+            if tensors is None or not is_only_here(tensors):
+                return False
+        before = pickling.storages, pickling.storages_of  # of the value that this thread pickles, perhaps
+        try:
+            with self._copying:
+                if oid not in self._table.exported:
+                    self._copied(oid, tensors, always=True)
+        finally:
+            pickling.storages, pickling.storages_of = before
+        with process.engine.lock:
+            if oid not in self._table.exported or not self._table.may_move(oid) or not is_only_here(tensors):
+                return False
+            if self._versions.get(oid, 0) != _version(tensors):
+                return False  # they were written to after they were copied
+            self._table.move_out(oid)
+            process.engine.flush()
+        with self._devices:
+            for exports in self._exported.values():
+                exports.drop(oid)
+        return True
+
+    def _moved_back(self, oid: bytes, ref: ObjectRef[Any], left: float | None) -> Sequence[Any]:
+        """The tensors of an object of this process that have moved to the store: they are on their device again."""
+        with self._process.engine.lock:
+            sizes = self._table.sizes(oid)
+        self._make_room(sizes, oid)
+        tensors: Sequence[Any] = self._read_with_room(ref, left)
+        own = list(tensors)
+        with self._process.engine.lock:
+            back = self._table.move_back(oid, own)
+            if back is own:  # else another thread was first, and may have written to them
+                self._versions[oid] = _version(own)
+            return back
+
+    def _read_with_room(self, ref: ObjectRef[Any], left: float | None) -> Any:
+        """Read a value as `get_one` does. Where a device has no memory for it, others move away first."""
+        try:
+            return self._process.get_one(ref, left)
+        except Exception as error:
+            if not self._limit or not is_out_of_memory(error) or not self._make_room({}, ref._id, limit=0):
+                raise
+        empty_device_caches()
+        return self._process.get_one(ref, left)
+
+    def _ask(self, oid: bytes) -> bool:
+        """Ask the process that has tensors whether they are where they were. They stay there if so."""
+        process = self._process
+        question = _TensorsRequest()
+        with process.engine.lock:
+            self._asked.setdefault(oid, []).append(question)
+            process.engine.send(owner_of(oid), m.OpenTensors(oid))
+            try:
+                process.block(question.waiter, monotonic() + _ANSWER_TIMEOUT)
+            finally:
+                asked = self._asked[oid]
+                asked.remove(question)
+                if not asked:
+                    del self._asked[oid]
+                if not question.answered:  # an answer that comes later has counted this process
+                    process.engine.send(owner_of(oid), m.CloseTensors(oid))
+                    process.engine.flush()
+        return question.kept
+
+    def on_tensors_opened(self, src: bytes, msg: m.TensorsOpened) -> None:
+        """The answer to `OpenTensors` (lock held)."""
+        for question in self._asked.get(msg.id, ()):
+            if not question.answered:
+                question.answered, question.kept = True, msg.kept
+                question.waiter.count = 0
+                self._process.engine.notify(question.waiter)
+                break
+
+    def note_reader(self, oid: bytes, reader: bytes) -> bool:
+        """Another process is about to map tensors that are here (lock held); see `DeviceObjectTable.note_reader`."""
+        return self._table.note_reader(oid, reader)
+
+    def end_reader(self, oid: bytes, reader: bytes) -> None:
+        """Another process has unmapped tensors that are here (lock held)."""
+        self._table.end_reader(oid, reader)
+
+    def process_died(self, proc: bytes) -> None:
+        """A process is gone, as a reader and as one that was asked (lock held)."""
+        self._table.process_died(proc)
+        for oid, questions in self._asked.items():
+            if owner_of(oid) == proc:
+                for question in questions:
+                    question.waiter.count = 0
+                    self._process.engine.notify(question.waiter)
+
+    # ------------------------------------------------------------ warnings, and the tensors of a value
 
     def _warn(self, transport: str, text: str) -> None:
         """Print a warning, the first time for this transport."""
@@ -185,6 +330,9 @@ class DeviceObjects:
         process, local = self._process, self._process.local
         with process.engine.lock:
             found = self._table.find(ref._id)
+            away = found is None and self._table.has_moved_out(ref._id)
+        if away and local.tensors_as != COPIES:
+            return self._moved_back(ref._id, ref, _time_left(local.deadline))
         if found is not None:
             if local.tensors_as != COPIES:
                 return found
@@ -201,8 +349,7 @@ class DeviceObjects:
             mapped = self._read_mapped(ref, known)
             if mapped is not None:
                 return mapped
-        left = None if local.deadline is None else max(0.0, local.deadline - monotonic())
-        copies: Sequence[Any] = process.get_one(ref, left)
+        copies: Sequence[Any] = self._read_with_room(ref, _time_left(local.deadline))
         return copies
 
     def value_again(self, value: bytes, tensors: ObjectRef[Any], error: ObjectLostError) -> Any:
@@ -270,6 +417,7 @@ class DeviceObjects:
 
     def _drop(self, oid: bytes, collect: Callable[[], None] | None) -> None:
         self._table.remove(oid)
+        self._versions.pop(oid, None)
         if collect is not None:
             self._process.engine.call_soon(collect)
         with self._freed:
@@ -288,14 +436,15 @@ class DeviceObjects:
 
     def _export(self, src: bytes, msg: m.ObjectGet) -> None:
         process, engine = self._process, self._process.engine
-        with engine.lock:
-            tensors = None if msg.id in self._table.exported else self._table.find(msg.id)
         answer = b""
-        if tensors is not None:
-            try:
-                answer = self._copied(msg.id, tensors)
-            except Exception as error:  # no room in the store, or a tensor that does not pickle
-                answer = _error_blob(error)
+        with self._copying:
+            with engine.lock:
+                tensors = None if msg.id in self._table.exported else self._table.find(msg.id)
+            if tensors is not None:
+                try:
+                    answer = self._copied(msg.id, tensors)
+                except Exception as error:  # no room in the store, or a tensor that does not pickle
+                    answer = _error_blob(error)
         with engine.lock:
             if process.dead is not None:
                 return
@@ -305,12 +454,15 @@ class DeviceObjects:
                 process.answer_object_get(src, msg)
             engine.flush()
 
-    def _copied(self, oid: bytes, tensors: Sequence[Any]) -> bytes:
-        """The blob of the tensors as they are now; b"" for a large one, which is in our node's store then."""
+    def _copied(self, oid: bytes, tensors: Sequence[Any], always: bool = False) -> bytes:
+        """The blob of the tensors as they are now; b"" for a large one, or any with `always`: it is in our node's store
+        then."""
         process, raylet = self._process, raylet_of(self._process.node)
+        version = _version(tensors) if self._limit else 0
         self._order_after(oid, tensors)
         blob, _ = serialize(list(tensors))
-        if (blob.size if isinstance(blob, Serialized) else len(blob)) <= process.config.inline_limit:
+        size = blob.size if isinstance(blob, Serialized) else len(blob)
+        if size <= process.config.inline_limit and not always:
             return blob.join() if isinstance(blob, Serialized) else blob
         offset, size = process.writer.write(oid, blob)
         with process.engine.lock:
@@ -318,6 +470,8 @@ class DeviceObjects:
             if entry is not None and entry.state == INLINE and self._table.find(oid) is not None:
                 process.table.put_stored(oid, offset, size, None)
                 self._table.note_export(oid)
+                if self._limit:
+                    self._versions[oid] = version
             else:  # it was freed meanwhile
                 process.engine.send(raylet, m.Release([oid]))
                 process.engine.send(raylet, m.Free([oid], []))
@@ -363,7 +517,10 @@ class DeviceObjects:
             local.tensors_as = before
         with process.engine.lock:
             tensors = self._table.find(oid)
+            away = self._table.has_moved_out(oid)
             process.drain()  # views of the block in whose place the value is written
+        if away:
+            tensors = process.get_one(arrived_ref(oid), None)
         if tensors is None or not isinstance(parts, ValueParts):
             return  # it was freed, or is whole already
         self._order_after(oid, tensors)
@@ -380,6 +537,41 @@ class DeviceObjects:
             if stored:
                 process.engine.send(raylet_of(process.node), m.Release([value]))
             process.engine.flush()
+
+
+class _TensorsRequest:
+    """A reader's question whether tensors are where they were. kept: the answer; False without one."""
+
+    def __init__(self) -> None:
+        self.waiter = Waiter()
+        self.answered = self.kept = False
+
+
+class _Reading:
+    """Mapped tensors of another process, which keeps them where they are until this object is dropped."""
+
+    def __init__(self, process: CoreWorker, ref: ObjectRef[Any]) -> None:
+        self._process, self._ref = process, ref
+
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not finalizing() and self._process.dead is None:
+            self._process.engine.call_soon(partial(_end_reading, self._process, self._ref))
+
+
+def _end_reading(process: CoreWorker, ref: ObjectRef[Any]) -> None:
+    with process.engine.lock:
+        if process.dead is None:
+            process.engine.send(owner_of(ref._id), m.CloseTensors(ref._id))
+            process.engine.flush()
+
+
+def _version(tensors: Sequence[Any]) -> int:
+    """Return PyTorch's count of the writes to tensors."""
+    return sum(int(getattr(tensor, "_version", 0)) for tensor in tensors)
+
+
+def _time_left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - monotonic())
 
 
 def _error_blob(error: Exception) -> bytes:

@@ -126,6 +126,8 @@ class NeighborStoreClient:
         self._forget(node)
         arena = self._context.arenas.pop(node, None)
         if arena is not None:
+            if self._context.registered is not None:
+                self._context.registered.forget(arena)
             arena.close()
 
     def _forget(self, node: int) -> bool:

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pickle import loads
+from sys import modules
 from typing import Any, NamedTuple
 
 from hpcray.common.exceptions import (
@@ -20,7 +21,9 @@ from hpcray.common.exceptions import (
 )
 from hpcray.common.ids import owner_of
 from hpcray.common.task_errors import RayTaskError
+from hpcray.core.core_worker.object_entry import ArenaMapping
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, Waiter
+from hpcray.core.core_worker.registered_ranges import REGISTERED_SIZE
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN
@@ -188,7 +191,12 @@ class ObjectReader:
             elif entry.extra.mapping is not None:
                 # Made for all of them first: what an error below does not let be read gives its view back too.
                 mapping, gone = entry.extra.mapping, partial(defer_release, (oid,))
-                found.append(self._arenas[mapping.node].pinned_view(mapping.offset, mapping.size, gone))
+                view = None
+                if mapping.size >= REGISTERED_SIZE and "torch" in modules:
+                    view = self._registered_view(mapping, gone)
+                if view is None:
+                    view = self._arenas[mapping.node].pinned_view(mapping.offset, mapping.size, gone)
+                found.append(view)
                 pins.begin_view(oid)
             elif oid in pins.files:
                 found.append(self._table.pins.begin_file(oid))
@@ -200,6 +208,15 @@ class ObjectReader:
             if contained and len(contained) >= _MANY_REFS and type(found[-1]) in _BLOBS:
                 found[-1] = _ValueRefs(found[-1], contained)
         return found
+
+    def _registered_view(self, mapping: ArenaMapping, gone: Callable[[], object]) -> memoryview | None:
+        """A view from which a device copies at full speed; None: there is none."""
+        from hpcray.runtime.core_worker.registered_memory import registered_memory  # few programs use it
+
+        registered = registered_memory(self._context)
+        if registered is None:
+            return None
+        return registered.view(self._arenas[mapping.node], mapping.offset, mapping.size, gone)
 
     def _read_file(self, msg: m.OnDisk) -> memoryview | bytes | None:
         """The blob of what the store has no room for, in memory of our own; an error's where we cannot read it; None:

@@ -14,17 +14,20 @@ import numpy as np
 
 from hpcray.api.session import require_session
 from hpcray.runtime.core_worker.core_worker import current
-from hpcray.util.collective.groups import NcclGroup, ReduceOp, StoreGroup, is_torch, nccl_available
+from hpcray.util.collective.groups import ReduceOp, StoreGroup, is_torch
+from hpcray.util.collective.nccl import NcclGroup, nccl_available
 
 __all__ = [
     "Backend",
     "ReduceOp",
     "allgather",
     "allreduce",
+    "alltoall",
     "barrier",
     "broadcast",
     "create_collective_group",
     "destroy_collective_group",
+    "gather",
     "get_collective_group_size",
     "get_group_handle",
     "get_rank",
@@ -35,6 +38,7 @@ __all__ = [
     "recv",
     "reduce",
     "reducescatter",
+    "scatter",
     "send",
 ]
 
@@ -95,7 +99,8 @@ def init_collective_group(
         rank: rank of the caller, from 0.
         backend: "nccl" (tensors on GPUs) or "gloo" (arrays and tensors in memory).
         group_name: name of the group, the same on all ranks.
-        gloo_timeout: milliseconds that the other ranks may take to join, and to start each operation.
+        gloo_timeout: milliseconds that the other ranks may take to join, and to start each operation; with "nccl", that
+            an operation may take.
 
     Raises:
         RuntimeError: the caller is a driver, has joined the group already, or has no GPU; or a rank did not join.
@@ -230,6 +235,38 @@ def reducescatter(
     group = get_group_handle(group_name)
     _check_tensors(tensor_list, group.world_size, "reducescatter")
     group.reducescatter(tensor, tensor_list, op)
+
+
+def gather(tensor: Any, gather_list: list[Any] | None = None, dst_rank: int = 0, group_name: str = "default") -> None:
+    """Copy the tensors of all ranks to `gather_list` of rank `dst_rank`, by rank. (Not in Ray.)
+
+    Args:
+        gather_list: as many tensors as ranks, on rank `dst_rank`; not looked at elsewhere.
+    """
+    group = _checked_group(tensor, group_name, dst_rank)
+    if group.rank == dst_rank:
+        _check_tensors(gather_list, group.world_size, "gather")
+    group.gather(tensor, gather_list, dst_rank)
+
+
+def scatter(tensor: Any, scatter_list: list[Any] | None = None, src_rank: int = 0, group_name: str = "default") -> None:
+    """Copy to `tensor` that of `scatter_list` of rank `src_rank` at this rank's index. (Not in Ray.)
+
+    Args:
+        scatter_list: as many tensors as ranks, on rank `src_rank`; not looked at elsewhere.
+    """
+    group = _checked_group(tensor, group_name, src_rank)
+    if group.rank == src_rank:
+        _check_tensors(scatter_list, group.world_size, "scatter")
+    group.scatter(tensor, scatter_list, src_rank)
+
+
+def alltoall(output_list: list[Any], input_list: list[Any], group_name: str = "default") -> None:
+    """Copy to `output_list`, by rank, what each rank has in its `input_list` at this rank's index. (Not in Ray.)"""
+    group = get_group_handle(group_name)
+    for tensors in (output_list, input_list):
+        _check_tensors(tensors, group.world_size, "alltoall")
+    group.alltoall(output_list, input_list)
 
 
 def send(tensor: Any, dst_rank: int, group_name: str = "default") -> None:

@@ -1,12 +1,8 @@
-"""The groups of `hpcray.util.collective`: `StoreGroup` over the object stores, `NcclGroup` on GPUs.
-
-Both have the same operations on NumPy arrays and PyTorch tensors, which write their results in place.
-"""
+"""How the ranks of a group find each other (`Membership`), and collectives over the object stores (`StoreGroup`)."""
 
 from __future__ import annotations
 
 import asyncio
-import datetime
 import sys
 import time
 import uuid
@@ -21,14 +17,11 @@ from hpcray.api.decorator import remote
 from hpcray.api.objects import get, put
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import GetTimeoutError, RayActorError
-from hpcray.platform.sockets import node_ip_address
 
 _INLINE_LIMIT = 1 << 15  # bytes; larger arrays go through the object store
 _NAMESPACE = "hpcray.util.collective"
 _KEY_POLL_INTERVAL = 0.01  # seconds
 _ACTOR_POLL_INTERVAL = 0.1  # seconds
-_NCCL_NAMESPACE = "hpcray.util.collective.nccl"
-_NCCL_POLL_INTERVAL = 0.02  # seconds
 
 
 class ReduceOp(Enum):
@@ -99,28 +92,24 @@ class Rendezvous:
         return await self._mail.setdefault(key, asyncio.Queue()).get()
 
 
-class StoreGroup:
-    """Membership of one rank in a group over the object stores: each rank puts its array and reads those of the others.
-
-    On one node the arrays are in shared memory; between nodes they move like other objects (UCX). No port is opened. A
-    reduction of large arrays moves each byte twice, as a ring does: every rank reduces one part and puts the result.
+class Membership:
+    """One rank's place in a group, and the rendezvous through which its ranks exchange small values.
 
     Args:
         name: name of the group.
         world_size, rank: as in MPI.
-        timeout: seconds that the other ranks may take to join, and to start each operation.
+        timeout: seconds that the other ranks may take to join, and for each round.
 
     Raises:
         RuntimeError: the other ranks did not join within `timeout`.
     """
 
     def __init__(self, name: str, world_size: int, rank: int, timeout: float) -> None:
-        self.name, self.world_size, self.rank = name, world_size, rank
-        self._timeout = timeout
+        self.name, self.world_size, self.rank, self.timeout = name, world_size, rank, timeout
         self._rounds = 0
-        self._mail_counts: dict[tuple[int, int], int] = {}
-        self._rendezvous = self._find_rendezvous() if rank else self._create_rendezvous()
-        self._exchange("join", None)
+        self.rendezvous: Any = None
+        self.rendezvous = self._find_rendezvous() if rank else self._create_rendezvous()
+        self.exchange("join", None)
 
     def _key(self) -> bytes:
         return self.name.encode()
@@ -134,7 +123,7 @@ class StoreGroup:
         return rendezvous
 
     def _find_rendezvous(self) -> Any:
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self.timeout
         while time.monotonic() < deadline:
             name = require_session().gcs.call("kv_get", self._key(), _NAMESPACE)
             if name is not None:
@@ -147,7 +136,7 @@ class StoreGroup:
                 time.sleep(_ACTOR_POLL_INTERVAL)
             time.sleep(_KEY_POLL_INTERVAL)
         raise RuntimeError(
-            f"rank 0 of the collective group {self.name!r} did not join within {self._timeout:g} s, for which rank "
+            f"rank 0 of the collective group {self.name!r} did not join within {self.timeout:g} s, for which rank "
             f"{self.rank} of {self.world_size} waited; hint: all ranks call init_collective_group, at the same time"
         )
 
@@ -155,19 +144,19 @@ class StoreGroup:
         """Leave the group. Rank 0 removes its name."""
         if self.rank == 0 and require_session().gcs.call("kv_get", self._key(), _NAMESPACE) is not None:
             require_session().gcs.call("kv_del", self._key(), _NAMESPACE)
-        self._rendezvous = None
+        self.rendezvous = None
 
-    def _exchange(self, what: str, value: Any) -> list[Any]:
+    def exchange(self, what: str, value: Any) -> list[Any]:
         """Contribute a value to the next round; returns the values of all ranks."""
         self._rounds += 1
         key = what, self._rounds
         try:
-            values: list[Any] = get(self._rendezvous.exchange.remote(key, self.rank, value), timeout=self._timeout)
+            values: list[Any] = get(self.rendezvous.exchange.remote(key, self.rank, value), timeout=self.timeout)
         except GetTimeoutError:
-            late = get(self._rendezvous.missing.remote(key))
+            late = get(self.rendezvous.missing.remote(key))
             raise RuntimeError(
                 f"{what} of the collective group {self.name!r}: ranks {late} of {self.world_size} did not arrive "
-                f"within {self._timeout:g} s; hint: every rank has to call the same operations in the same order, "
+                f"within {self.timeout:g} s; hint: every rank has to call the same operations in the same order, "
                 "gloo_timeout says how long they may take (ms)"
             ) from None
         except RayActorError as error:
@@ -175,6 +164,27 @@ class StoreGroup:
                 f"{what}: the collective group {self.name!r} has ended, rank 0 has left it ({error})"
             ) from None
         return values
+
+
+class StoreGroup:
+    """Membership of one rank in a group over the object stores: each rank puts its array and reads those of the others.
+
+    On one node the arrays are in shared memory; between nodes they move like other objects (UCX). No port is opened. A
+    reduction of large arrays moves each byte twice, as a ring does: every rank reduces one part and puts the result.
+
+    Args, Raises: as for `Membership`; `timeout` holds for the start of each operation, too.
+    """
+
+    def __init__(self, name: str, world_size: int, rank: int, timeout: float) -> None:
+        self.name, self.world_size, self.rank = name, world_size, rank
+        self._timeout = timeout
+        self._mail_counts: dict[tuple[int, int], int] = {}
+        self._members = Membership(name, world_size, rank, timeout)
+        self._exchange = self._members.exchange
+
+    def destroy(self) -> None:
+        """Leave the group. Rank 0 removes its name."""
+        self._members.destroy()
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -214,15 +224,35 @@ class StoreGroup:
         _refuse_half(tensor)
         _fill(tensor, self._reduced_part("reducescatter", [_array_of(part) for part in tensors], op))
 
+    def gather(self, tensor: Any, tensors: list[Any] | None, root: int) -> None:
+        """Gather the tensors of all ranks into `tensors` of rank `root`, by rank."""
+        values = self._exchange("gather", _to_message(_array_of(tensor)))
+        if self.rank == root:
+            for mine, value in zip(tensors or (), values, strict=True):
+                _fill(mine, _from_message(value))
+
+    def scatter(self, tensor: Any, tensors: list[Any] | None, root: int) -> None:
+        """Copy of `tensors` of rank `root` the one at this rank's index."""
+        given = [_to_message(_array_of(part)) for part in tensors or ()] if self.rank == root else None
+        _fill(tensor, _from_message(self._exchange("scatter", given)[root][self.rank]))
+
+    def alltoall(self, tensors: list[Any], given: list[Any]) -> None:
+        """Copy into `tensors` what each rank has given for this one, by rank."""
+        rows = self._exchange("alltoall", [_to_message(_array_of(part)) for part in given])
+        for mine, row in zip(tensors, rows, strict=True):
+            _fill(mine, _from_message(row[self.rank]))
+
     def send(self, tensor: Any, to: int) -> None:
         """Send a tensor to another rank. Returns before `recv`."""
         message = _to_message(_array_of(tensor))
-        get(self._rendezvous.post.remote(self._mail_key(self.rank, to), message), timeout=self._timeout)
+        get(self._members.rendezvous.post.remote(self._mail_key(self.rank, to), message), timeout=self._timeout)
 
     def recv(self, tensor: Any, source: int) -> None:
         """Receive the next tensor that `source` sent to this rank."""
         try:
-            message = get(self._rendezvous.take.remote(self._mail_key(source, self.rank)), timeout=self._timeout)
+            message = get(
+                self._members.rendezvous.take.remote(self._mail_key(source, self.rank)), timeout=self._timeout
+            )
             values = _from_message(message)
         except GetTimeoutError:
             raise RuntimeError(
@@ -300,113 +330,3 @@ def is_torch(tensor: Any) -> bool:
     """Return True for a PyTorch tensor. Does not import PyTorch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)
-
-
-def nccl_available() -> bool:
-    """Return True if this process has PyTorch, NCCL and a GPU."""
-    try:
-        import torch
-        import torch.distributed
-    except ImportError:
-        return False
-    return bool(torch.cuda.is_available() and torch.distributed.is_nccl_available())
-
-
-class NcclGroup:
-    """Membership of one rank in a group of PyTorch tensors on GPUs: `torch.distributed` with NCCL.
-
-    PyTorch's TCPStore, through which the ranks find each other, listens on a port of rank 0's node while the group
-    exists.
-
-    Args:
-        name: name of the group.
-        world_size, rank: as in MPI.
-        timeout: seconds that the other ranks may take to join.
-
-    Raises:
-        RuntimeError: rank 0 did not join within `timeout`.
-    """
-
-    def __init__(self, name: str, world_size: int, rank: int, timeout: float) -> None:
-        import torch.distributed as dist
-
-        self.name, self.world_size, self.rank = name, world_size, rank
-        limit = datetime.timedelta(seconds=timeout)
-        host, port = node_ip_address(), 0
-        key = name.encode()
-        if rank == 0:
-            self._store = dist.TCPStore(host, 0, world_size, True, limit, wait_for_workers=False)
-            address = f"{host}:{self._store.port}"
-            require_session().gcs.call("kv_put", key, address.encode(), True, _NCCL_NAMESPACE)
-        else:
-            deadline = time.monotonic() + timeout
-            while (address := require_session().gcs.call("kv_get", key, _NCCL_NAMESPACE)) is None:
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"rank 0 of the collective group {name!r} did not join within {timeout:g} s")
-                time.sleep(_NCCL_POLL_INTERVAL)
-            host, _, text = address.decode().rpartition(":")
-            port = int(text)
-            self._store = dist.TCPStore(host, port, world_size, False, limit)
-        self._group = dist.ProcessGroupNCCL(dist.PrefixStore(name, self._store), rank, world_size)
-
-    def destroy(self) -> None:
-        """Leave the group."""
-        if self.rank == 0:
-            require_session().gcs.call("kv_del", self.name.encode(), _NCCL_NAMESPACE)
-        self._group = self._store = None
-
-    def barrier(self) -> None:
-        """Wait for all ranks."""
-        import torch
-
-        self.allreduce(torch.zeros(1, device="cuda"), ReduceOp.SUM)
-        torch.cuda.synchronize()
-
-    def allreduce(self, tensor: Any, op: ReduceOp) -> None:
-        """Reduce in place on all ranks."""
-        self._group.allreduce([tensor], _options("AllreduceOptions", reduceOp=_op(op))).wait()
-
-    def reduce(self, tensor: Any, root: int, op: ReduceOp) -> None:
-        """Reduce in place on rank `root`."""
-        self._group.reduce([tensor], _options("ReduceOptions", reduceOp=_op(op), rootRank=root)).wait()
-
-    def broadcast(self, tensor: Any, root: int) -> None:
-        """Copy the tensor of rank `root` in place."""
-        self._group.broadcast([tensor], _options("BroadcastOptions", rootRank=root)).wait()
-
-    def allgather(self, tensors: list[Any], tensor: Any) -> None:
-        """Gather the tensors of all ranks into `tensors`, by rank."""
-        self._group.allgather([tensors], [tensor]).wait()
-
-    def reducescatter(self, tensor: Any, tensors: list[Any], op: ReduceOp) -> None:
-        """Reduce `tensors` of all ranks into `tensor`, this rank's part."""
-        self._group.reduce_scatter([tensor], [tensors], _options("ReduceScatterOptions", reduceOp=_op(op))).wait()
-
-    def send(self, tensor: Any, to: int) -> None:
-        """Send a tensor to another rank."""
-        self._group.send([tensor], to, 0).wait()
-
-    def recv(self, tensor: Any, source: int) -> None:
-        """Receive a tensor from another rank, in place."""
-        self._group.recv([tensor], source, 0).wait()
-
-
-def _op(op: ReduceOp) -> Any:
-    import torch.distributed as dist
-
-    return {
-        ReduceOp.SUM: dist.ReduceOp.SUM,
-        ReduceOp.PRODUCT: dist.ReduceOp.PRODUCT,
-        ReduceOp.MIN: dist.ReduceOp.MIN,
-        ReduceOp.MAX: dist.ReduceOp.MAX,
-        ReduceOp.AVERAGE: dist.ReduceOp.AVG,
-    }[op]
-
-
-def _options(kind: str, **values: Any) -> Any:
-    import torch.distributed as dist
-
-    options = getattr(dist, kind)()
-    for name, value in values.items():
-        setattr(options, name, value)
-    return options
