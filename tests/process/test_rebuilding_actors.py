@@ -38,6 +38,49 @@ class TestActors:
         with pytest.raises(exceptions.ActorDiedError):
             ray.get(ref)
 
+    def test_a_call_that_waits_lets_those_of_its_actor_pass_that_make_its_argument_again(self, marks: Marks):
+        """They are behind it in the queue. The actor runs one call at a time, and this one has not begun."""
+
+        @ray.remote(max_restarts=1, max_task_retries=-1)
+        class Maker:
+            def __init__(self):
+                self.running = 0
+
+            def _run(self):
+                self.running += 1
+                time.sleep(0.05)
+                assert self.running == 1
+                self.running -= 1
+
+            def wait(self):
+                marks.add()
+                while len(marks.lines()) < 2:
+                    time.sleep(0.01)
+
+            def make(self):
+                self._run()
+                return np.full(SIZE, 3)
+
+            def double(self, array):
+                self._run()
+                return 2 * array
+
+            def look(self, first, second):
+                self._run()
+                return int(first[0]), int(second[0])
+
+        maker = Maker.remote()
+        first = maker.make.remote()
+        second = maker.double.remote(first)
+        ray.wait([first, second], num_returns=2)
+        blocked = maker.wait.remote()
+        eventually(marks.lines)
+        both, after = maker.look.remote(first, second), maker.look.remote(second, second)
+        lose(first, second)
+        marks.add()
+        assert ray.get([both, after], timeout=30) == [(3, 6), (6, 6)]
+        ray.get(blocked)
+
     def test_and_not_elsewhere(self):
         @ray.remote
         class Maker:

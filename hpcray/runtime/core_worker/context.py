@@ -33,7 +33,8 @@ class ThreadState(threading.local):
         reading: a `get` with options is under way. deadline: of that `get`, `time.monotonic()`; None for no limit.
         tensors_as: what a value with device objects is read as: "" the value with these, "copies" with copies of them,
             "parts" the pickle of the rest of it (`ValueParts`).
-        loading: the arguments of the task or call are being read: its function has not begun.
+        loading: the calls that make the arguments of the task or call, while these are being read: its function has not
+            begun. None: it has, or nothing runs.
     """
 
     protected: list[bytes] | None = None
@@ -43,7 +44,7 @@ class ThreadState(threading.local):
     reading: bool = False
     deadline: float | None = None
     tensors_as: str = ""
-    loading: bool = False
+    loading: Sequence[bytes] | None = None
 
 
 class CoreWorkerContext(Protocol):

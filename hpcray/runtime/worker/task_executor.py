@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import math
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ import msgspec
 
 from hpcray.common.exception_pickling import remote_traceback
 from hpcray.common.exceptions import RayError, TaskCancelledError
-from hpcray.common.ids import TaskID, owner_of, raylet_of
+from hpcray.common.ids import TaskID, owner_of, raylet_of, task_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.accelerators import apply_device_visibility
@@ -44,6 +45,7 @@ from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
 from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv, expanded
 
 _LEND_AFTER = 0.01
+_BEHIND_CHECK = 0.5  # seconds between two looks for calls that make what is waited for
 """Seconds of waiting inside a task after which its CPU is lent to others: to read what lies in the node's store takes
 less, also where other processes want the processor."""
 _RESEND_DELAY = 0.001
@@ -455,11 +457,11 @@ class TaskExecutor:
             raise unreadable(error) from error
         if inline is not None:
             local = self.process.local
-            local.loading = True
+            local.loading = [task_of(ref.id) for ref in refs or ()]
             try:
                 values = self.process.load_slots(inline, refs)
             finally:
-                local.loading = False
+                local.loading = None
             args = [fill_slot(value, values) for value in args]
             kwargs = {key: fill_slot(value, values) for key, value in kwargs.items()}
         return args, kwargs
@@ -537,17 +539,29 @@ class TaskExecutor:
                 return engine.wait(waiter, deadline)
             if engine.wait(waiter, soon):
                 return True
-        self._blocked += 1
-        if self._blocked == 1:
-            self.return_tasks(None, False)
-            self.lend_cpu()
-        try:
-            return engine.wait(waiter, deadline)
-        finally:
-            self._blocked -= 1
-            if self._blocked == 0:
-                engine.send(self._raylet, m.Unblocked())
-                engine.flush()
+        makers = self.process.local.loading if self.actor is not None else None
+        while True:
+            until = min(deadline or math.inf, monotonic() + _BEHIND_CHECK) if makers else deadline
+            self._blocked += 1
+            if self._blocked == 1:
+                self.return_tasks(None, False)
+                self.lend_cpu()
+            try:
+                done = engine.wait(waiter, until)
+            finally:
+                self._blocked -= 1
+                if self._blocked == 0:
+                    engine.send(self._raylet, m.Unblocked())
+                    engine.flush()
+            if done or until == deadline:
+                return done
+            if self.queue:
+                engine.lock.release()
+                try:
+                    for call in makers or ():
+                        self.run_earlier_calls(call)
+                finally:
+                    engine.lock.acquire()
 
     def run_earlier_calls(self, wanted: bytes) -> bool:
         """Run the calls in the queue of an actor that runs again what was lost, while the call on this thread waits for
@@ -562,13 +576,13 @@ class TaskExecutor:
         local, actor = self.process.local, self.actor
         this = local.task
         main = threading.current_thread() is threading.main_thread()
-        if not main or actor is None or not actor.runs_one_at_a_time or this is None or not local.loading:
+        if not main or actor is None or not actor.runs_one_at_a_time or this is None or local.loading is None:
             return False
         ran = False
         while (item := self._take_earlier(wanted, this.task)) is not None:
             ran = True
             state = dict(vars(local))
-            vars(local).update(loading=False, reading=False, deadline=None, tensors_as="")
+            vars(local).update(loading=None, reading=False, deadline=None, tensors_as="")
             try:
                 actor.call(*item)
             finally:
