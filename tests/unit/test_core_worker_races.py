@@ -182,7 +182,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     process: Any = SimpleNamespace(
         engine=engine, table=table, me=ME, node=1, cluster_size=1, config=config, on_death=lambda proc: None,
         gcs=SimpleNamespace(process_died=lambda proc: None),
-        compiled_graphs=SimpleNamespace(process_died=lambda proc: None),
+        compiled_graphs=SimpleNamespace(process_died=lambda proc: None), device_objects=None,
     )  # fmt: skip
     process.process_died = lambda proc, reason: CoreWorker.process_died(process, proc, reason)
     submitter = process.submitter = TaskSubmitter(process, process.gcs)
