@@ -186,9 +186,14 @@ class FaultCluster(SimCluster):
         held = self._held(a, b)
         if held is not None:
             held.append(lambda: self.deliver(src, dest, msg))
-            return
+        else:
+            self._passed(src, dest, msg)
+
+    def _passed(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        """The message has reached its node. A cut from now on does not hold it up: later ones would overtake it."""
+        a, b = node_of(src), node_of(dest)
         through_raylet = a != b or number_of(dest) == 0
-        if (through_raylet and self._waits(b, lambda: self.deliver(src, dest, msg))) or a in self._lost[b]:
+        if (through_raylet and self._waits(b, lambda: self._passed(src, dest, msg))) or a in self._lost[b]:
             return
         if a != b:
             self._heard[b][a] = self.net.now
@@ -248,7 +253,11 @@ class FaultCluster(SimCluster):
         held = self._held(0, node)
         if held is not None:
             held.append(lambda: self.head_noticed(proc, reason))
-        elif node not in self._lost[0] and not self._waits(0, lambda: self.head_noticed(proc, reason)):
+        else:
+            self._head_was_told(proc, reason)
+
+    def _head_was_told(self, proc: bytes, reason: str) -> None:
+        if node_of(proc) not in self._lost[0] and not self._waits(0, lambda: self._head_was_told(proc, reason)):
             super().head_noticed(proc, reason)
 
     def task_done(self, holder: bytes, worker: bytes, task: object) -> None:
