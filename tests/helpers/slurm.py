@@ -146,6 +146,13 @@ class Slurm:
         """Wait until the job is over; returns what Slurm knows then."""
         return self.wait_state(job, *_OVER, timeout=timeout)
 
+    def complete(self, job: str, timeout: float = _PATIENCE) -> str:
+        """Wait until the job is over; fail unless it has ended well. Returns `output`."""
+        facts = self.finish(job, timeout)
+        shown = self.output()
+        assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), f"{facts}\n{shown}"
+        return shown
+
     def wait_output(self, job: str, text: str, timeout: float = _PATIENCE) -> None:
         """Wait until a batch job has written `text`; fail when it ends before."""
         self.wait(

@@ -21,3 +21,11 @@ def session(request: pytest.FixtureRequest) -> Iterator[None]:
 def marks(tmp_path: Path) -> engine.Marks:
     """Counts what remote code did."""
     return engine.Marks(tmp_path / "marks")
+
+
+@pytest.fixture
+def devices(tmp_path: Path) -> Iterator[str]:
+    """The directory of made-up devices (`helpers.fake_device_driver`), which nothing misuses."""
+    yield str(tmp_path)
+    misuse = tmp_path / "misuse"
+    assert not misuse.exists(), misuse.read_text()

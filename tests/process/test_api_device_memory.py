@@ -8,8 +8,6 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -121,13 +119,6 @@ def free_bytes() -> float:
     """Free bytes of the store, as far as the head knows."""
     found: float = ray.available_resources()["object_store_memory"]
     return found
-
-
-@pytest.fixture
-def devices(tmp_path: Path) -> Iterator[str]:
-    yield str(tmp_path)
-    misuse = tmp_path / "misuse"
-    assert not misuse.exists(), misuse.read_text()
 
 
 def test_a_reader_on_the_host_maps_the_memory_of_many_objects_once(devices: str) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,13 +98,6 @@ def made(maker: Any, count: int) -> list[Any]:
         refs.append(maker.make.remote(float(number)))
         ray.wait(refs[-1:])
     return refs
-
-
-@pytest.fixture
-def devices(tmp_path: Path) -> Iterator[str]:
-    yield str(tmp_path)
-    misuse = tmp_path / "misuse"
-    assert not misuse.exists(), misuse.read_text()
 
 
 def test_a_process_keeps_so_many_and_all_of_them_are_read(devices: str) -> None:

@@ -26,9 +26,7 @@ def submit(slurm: Slurm, name: str, *arguments: object, **environ: str) -> str:
 
 
 def check(slurm: Slurm, job: str) -> None:
-    facts = slurm.finish(job, timeout=300)
-    shown = slurm.output()
-    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
+    shown = slurm.complete(job, timeout=300)
     assert re.search(r"^checked$", shown, re.MULTILINE), shown
 
 
@@ -51,8 +49,7 @@ def test_an_ensemble_that_is_interrupted_ends_as_if_it_were_not(slurm: Slurm) ->
 
 def test_a_notebook_submits_a_job_waits_for_it_and_draws_its_result(slurm: Slurm) -> None:
     job = submit(slurm, "notebook", RESAMPLES="2000", PICTURE=str(slurm.place / "coefficients.png"))
-    facts = slurm.finish(job, timeout=300)
-    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), slurm.output()
+    slurm.complete(job, timeout=300)
     cells = json.loads((slurm.place / "bootstrap-executed.ipynb").read_text())["cells"]
     shown = "".join("".join(output.get("text", "")) for cell in cells for output in cell.get("outputs", []))
     assert {"2 nodes", "2000 fits", "checked"} <= set(re.findall(r"^.*?(\d+ \w+|checked)$", shown, re.MULTILINE)), shown

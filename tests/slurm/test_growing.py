@@ -54,9 +54,7 @@ print("digest", total == sum(range(120)) + sum(range(20)), flush=True)
 def test_a_job_grows_by_a_batch_job_and_shrinks_without_losing_work(slurm: Slurm) -> None:
     script = slurm.write(GROWING)
     job = slurm.sbatch("-N1", "-c2", slurm.source / "slurm" / "cpu.sbatch", script)
-    facts = slurm.finish(job, 300.0)
-    shown = slurm.output()
-    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
+    shown = slurm.complete(job, 300.0)
     lines = [line for line in shown.splitlines() if line.split()[0:1] and not line.startswith("hpcray:")]
     assert "grown 4" in lines and "hosts n1 n2 n3 n4" in lines and "shrunk 3" in lines, shown
     assert "digest True" in lines, shown
@@ -131,9 +129,7 @@ print("waits", pending, flush=True)
 def test_who_waits_for_nodes_that_slurm_will_not_give_is_told_why_and_nothing_stays_in_the_queue(slurm: Slurm) -> None:
     script = slurm.write(WAITING)
     job = slurm.sbatch("-N1", "-c2", slurm.source / "slurm" / "cpu.sbatch", script)
-    facts = slurm.finish(job, 200.0)
-    shown = slurm.output()
-    assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), shown
+    shown = slurm.complete(job, 200.0)
     told = [line for line in shown.splitlines() if line.startswith("told")]
     assert len(told) == 2 and "will not start: DependencyNeverSatisfied; hint:" in told[0], shown
     assert "is CANCELLED" in told[1] and "waits " in shown, shown

@@ -110,8 +110,7 @@ class Training:
 
     def losses(self) -> list[float]:
         """Wait for the end; the loss of every step, which is the same each time where a step was done again."""
-        facts = self.slurm.finish(self.job, _PATIENCE)
-        assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), self.slurm.output()
+        self.slurm.complete(self.job, _PATIENCE)
         found: dict[int, float] = {}
         for step, loss in self.notes("loss"):
             assert found.setdefault(step, loss) == loss, f"step {step} has another loss when it is done again"

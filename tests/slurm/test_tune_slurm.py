@@ -100,9 +100,7 @@ class Search:
 
     def check_whole(self) -> None:
         """Wait for the end; every trial has done every step."""
-        facts = self.slurm.finish(self.job, _PATIENCE)
-        said = self.slurm.output()
-        assert (facts["JobState"], facts["ExitCode"]) == ("COMPLETED", "0:0"), said
+        said = self.slurm.complete(self.job, _PATIENCE)
         (result,) = [line for line in said.splitlines() if line.startswith("result ")]
         assert json.loads(result.removeprefix("result ")) == WHOLE, said
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.c_library import compile_library
 
 from hpcray.platform import device_driver
 from hpcray.platform.device_driver import CudaDriver, DeviceDriverError
@@ -98,12 +97,7 @@ class _Stream:
 
 @pytest.fixture
 def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDriver]:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    (tmp_path / "cuda.c").write_text(SOURCE)
-    made = tmp_path / "libcuda.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, tmp_path / "cuda.c"], check=True)
+    made = compile_library(tmp_path, "libcuda.so.1", SOURCE)
     monkeypatch.setenv("FAKE_CUDA_CALLS", str(tmp_path / "calls"))
     monkeypatch.setattr(device_driver.ctypes, "CDLL", lambda name, load=ctypes.CDLL: load(str(made)))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.c_library import compile_library
 
 from hpcray.util.collective import nccl_library
 from hpcray.util.collective.nccl_library import IN_PROGRESS, NcclError, NcclLibrary
@@ -78,12 +77,7 @@ CALLS = {
 
 @pytest.fixture
 def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NcclLibrary:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    (tmp_path / "nccl.c").write_text(SOURCE)
-    made = tmp_path / "libnccl.so.2"
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", made, tmp_path / "nccl.c"], check=True)
+    made = compile_library(tmp_path, "libnccl.so.2", SOURCE)
     monkeypatch.setenv("FAKE_NCCL_CALLS", str(tmp_path / "calls"))
     monkeypatch.setattr(nccl_library, "_library_paths", lambda: iter(["/nowhere/libnccl.so.2", str(made)]))
     return NcclLibrary()

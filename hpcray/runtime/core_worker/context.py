@@ -22,6 +22,9 @@ from hpcray.protocol.serialization import Serialized
 from hpcray.runtime.core_worker.handler_tables import BoundHandlers
 from hpcray.runtime.core_worker.io_engine import IoEngine
 
+BEHIND_CHECK = 0.5
+"""Seconds between two looks whether the call that makes what is waited for waits itself, behind this one."""
+
 
 class ThreadState(threading.local):
     """The task or call that this thread executes.

@@ -32,6 +32,7 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import Pickler, pickling
 from hpcray.protocol.serialization import SerializationError, Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
+from hpcray.runtime.core_worker.context import BEHIND_CHECK
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 from hpcray.runtime.core_worker.device_memory import (
     DeviceDescriptor,
@@ -52,8 +53,6 @@ if TYPE_CHECKING:
 _DEVICES: dict[str, tuple[str, ...]] = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
 """The only kinds of devices whose tensors a transport takes, as in Ray."""
 _ANY_DEVICE = ("auto", "nixl", "ucx")
-_BEHIND_CHECK = 0.5
-"""Seconds between two looks whether the call that is waited for waits itself."""
 _ANSWER_TIMEOUT = 10.0
 """Seconds after which a process that does not say whether its tensors are there is not asked again: they are copied."""
 _ATTEMPTS = 64
@@ -369,9 +368,9 @@ class DeviceObjects:
         while True:
             left = math.inf if deadline is None else max(0.0, deadline - monotonic())
             try:
-                return process.get_one(ref, min(left, _BEHIND_CHECK))
+                return process.get_one(ref, min(left, BEHIND_CHECK))
             except GetTimeoutError:
-                if left <= _BEHIND_CHECK:
+                if left <= BEHIND_CHECK:
                     raise
             if current.worker is not None and current.worker.run_earlier_calls(task_of(value)):
                 continue

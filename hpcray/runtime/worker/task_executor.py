@@ -31,7 +31,7 @@ from hpcray.platform.runtime_env import RUNTIME_ENV_VARIABLE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
-from hpcray.runtime.core_worker.context import async_task
+from hpcray.runtime.core_worker.context import BEHIND_CHECK, async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
@@ -45,7 +45,6 @@ from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
 from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv, expanded
 
 _LEND_AFTER = 0.01
-_BEHIND_CHECK = 0.5  # seconds between two looks for calls that make what is waited for
 """Seconds of waiting inside a task after which its CPU is lent to others: to read what lies in the node's store takes
 less, also where other processes want the processor."""
 _RESEND_DELAY = 0.001
@@ -541,7 +540,7 @@ class TaskExecutor:
                 return True
         makers = self.process.local.loading if self.actor is not None else None
         while True:
-            until = min(deadline or math.inf, monotonic() + _BEHIND_CHECK) if makers else deadline
+            until = min(deadline or math.inf, monotonic() + BEHIND_CHECK) if makers else deadline
             self._blocked += 1
             if self._blocked == 1:
                 self.return_tasks(None, False)
