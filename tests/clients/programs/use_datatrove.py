@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import tempfile
+from pathlib import Path
 
 import ray
 from datatrove.executor.ray import RayPipelineExecutor
@@ -20,9 +21,11 @@ for number in range(4):
             file.write(json.dumps({"text": "word " * length, "id": f"{number}-{length}"}) + "\n")
 RayPipelineExecutor(
     pipeline=[
-        JsonlReader(f"{place}/in"), LambdaFilter(lambda document: len(document.text) > 100), JsonlWriter(f"{place}/out"),
+        JsonlReader(f"{place}/in"),
+        LambdaFilter(lambda document: len(document.text) > 100),
+        JsonlWriter(f"{place}/out"),
     ],
     tasks=4, workers=2, logging_dir=f"{place}/logs",
 ).run()  # fmt: skip
-kept = [len(gzip.open(name).read().splitlines()) for name in sorted(glob.glob(f"{place}/out/*"))]
+kept = [len(gzip.decompress(Path(name).read_bytes()).splitlines()) for name in glob.glob(f"{place}/out/*")]
 print(json.dumps({"ray": ray.__file__, "kept": kept}))

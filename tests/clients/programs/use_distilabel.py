@@ -8,7 +8,7 @@ from distilabel.steps import LoadDataFromDicts, StepInput, step
 
 
 @step(inputs=["instruction"], outputs=["length"])
-def Count(inputs: StepInput):  # noqa: N802
+def Count(inputs: StepInput):
     for row in inputs:
         row["length"] = len(row["instruction"])
     yield inputs

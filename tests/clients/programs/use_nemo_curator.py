@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from pathlib import Path
 
 import ray
 from nemo_curator.backends.ray_actor_pool import RayActorPoolExecutor
@@ -25,5 +26,5 @@ for number, executor in enumerate([XennaExecutor, RayActorPoolExecutor]):
     pipeline.add_stage(ScoreFilter(WordCountFilter(min_words=50), text_field="text"))
     pipeline.add_stage(JsonlWriter(f"{place}/out{number}"))
     files = [name for task in pipeline.run(executor()) for name in task.data]
-    kept.append(sum(len(open(name).readlines()) for name in files))
+    kept.append(sum(len(Path(name).read_text().splitlines()) for name in files))
 print(json.dumps({"ray": ray.__file__, "kept": kept}))
