@@ -166,7 +166,7 @@ class RemoteFunction(Generic[P, R_co]):
 
     @functools.cached_property
     def _function_name(self) -> str:
-        """As in Ray, for errors; programs set it."""
+        """Name of the function in errors. Programs set it, as in Ray."""
         return full_name(self._function)
 
     def _remote(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:
