@@ -29,7 +29,7 @@ from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import Pickler, pickling
+from hpcray.protocol.out_of_band import Pickler, pickling, views_of_tensors
 from hpcray.protocol.serialization import SerializationError, Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import BEHIND_CHECK
@@ -48,6 +48,7 @@ from hpcray.runtime.core_worker.device_memory import (
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 
 if TYPE_CHECKING:
+    from hpcray.runtime.core_worker.read_targets import TensorPlacement
     from hpcray.runtime.core_worker.tensor_transports import TensorTransportMetadata
 
 _DEVICES: dict[str, tuple[str, ...]] = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
@@ -315,12 +316,16 @@ class DeviceObjects:
         if first:
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
 
-    def tensors(self, ref: ObjectRef[Any], transport: str = "", known: Any = None) -> Sequence[Any]:
+    def tensors(
+        self, ref: ObjectRef[Any], transport: str = "", known: Any = None, placement: TensorPlacement | None = None
+    ) -> Sequence[Any]:
         """Return the tensors of an object: the same ones in this process; elsewhere those of a device in their memory,
         where it can be mapped, else copies.
 
         Args:
             transport, known: as in `add`.
+            placement: where their content will be copied to; they may be views of the store then, which must not be
+                written to.
 
         Raises:
             ObjectLostError: the process that had them is gone.
@@ -340,7 +345,11 @@ class DeviceObjects:
             return own
         if transport and local.tensors_as != COPIES:
             try:
-                return _received(process, ref, transport, known)
+                from hpcray.runtime.core_worker.tensor_transports import fetch  # few programs use it
+
+                return fetch(
+                    process, ref, transport, known, None if placement is None else placement.buffers_for(known)
+                )
             except Exception as error:
                 problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
                 self._warn(transport, f"{problem}: tensors go through the object store")
@@ -348,7 +357,9 @@ class DeviceObjects:
             mapped = self._read_mapped(ref, known)
             if mapped is not None:
                 return mapped
-        copies: Sequence[Any] = self._read_with_room(ref, _time_left(local.deadline))
+        copies: Sequence[Any]
+        with views_of_tensors(placement is not None and placement.buffers is not None):
+            copies = self._read_with_room(ref, _time_left(local.deadline))
         return copies
 
     def value_again(self, value: bytes, tensors: ObjectRef[Any], error: ObjectLostError) -> Any:
@@ -583,17 +594,6 @@ def _error_blob(error: Exception) -> bytes:
         return serialize_error(RaySystemError(f"its tensors cannot be copied: {type(error).__name__}: {error}"))
 
 
-def _received(process: CoreWorker, ref: ObjectRef[Any], transport: str, known: Any) -> Sequence[Any]:
-    """The tensors of an object of another process, by a registered transport."""
-    from hpcray.runtime.core_worker.tensor_transports import find
-
-    manager = find(process, transport)[1]
-    shared = manager.get_communicator_metadata(None, None, transport)
-    deadline = process.local.deadline
-    request = manager.fetch_multiple_tensors(ref._id.hex(), known, shared, None)
-    return manager.wait_fetch_complete(request, -1 if deadline is None else max(0.0, deadline - monotonic()))
-
-
 class DeviceValue:
     """Stands for a value that is to be pickled without its tensors; what is unpickled is the value.
 
@@ -752,17 +752,22 @@ def _load_value(
     if process.local.tensors_as == PARTS:
         return ValueParts(stream, [bytes(buffer) for buffer in buffers])
     objects = DeviceObjects.of(process)
+    placement, process.local.placement = process.local.placement, None
     try:
-        tensors = objects.tensors(ref, transport, known)
+        tensors = objects.tensors(ref, transport, known, placement)
     except ObjectLostError as error:
         if not ident:
             raise
+        process.local.placement = placement
         return objects.value_again(ident, ref, error)
+    process.local.placement = placement
     return _load_whole_value(tensors, stream, buffers)
 
 
 def _load_whole_value(tensors: Sequence[Any], stream: bytes, buffers: Sequence[Any]) -> Any:
-    return _ValueReader(stream, buffers, tensors).load()
+    local = need_process().local
+    placement, local.placement = local.placement, None  # of this value, not of others in it
+    return _ValueReader(stream, buffers, tensors if placement is None else placement.place(tensors)).load()
 
 
 def reply_with_device_values(
