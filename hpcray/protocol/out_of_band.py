@@ -159,8 +159,12 @@ class _Bytes:
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
-class _DeviceBytes(DeferredBytes):
-    """A part of a storage on a device, in the place of a `pickle.PickleBuffer`."""
+class DeviceBytes(DeferredBytes):
+    """A part of a storage on a device, in the place of a `pickle.PickleBuffer`.
+
+    Args:
+        low, high: where it begins and ends, in bytes.
+    """
 
     def __init__(self, storage: Any, low: int, high: int) -> None:
         import torch
@@ -169,7 +173,7 @@ class _DeviceBytes(DeferredBytes):
         self._part = torch.empty(0, dtype=torch.uint8, device=storage.device)
         self._part.set_(storage, low, (self.nbytes,), (1,))
 
-    def raw(self) -> _DeviceBytes:
+    def raw(self) -> DeviceBytes:
         """Return itself: it is contiguous."""
         return self
 
@@ -186,7 +190,7 @@ class _Storage:
 
     Only the part that they cover travels. It is known when the whole value has been pickled, so where the first tensor
     covers a part only, the offset of the part travels beside the bytes, in a buffer that is filled in then. Memory on
-    a device is copied to the host when the blob is written (`_DeviceBytes`).
+    a device is copied to the host when the blob is written (`DeviceBytes`).
 
     Args:
         device: where the memory is, "" for the host's.
@@ -217,7 +221,7 @@ class _Storage:
             _OFFSET.pack_into(self.offset, 0, self.low)
             at = next(at for at, buffer in enumerate(buffers) if buffer is self._whole)
             if self._device:
-                buffers[at] = _DeviceBytes(self._storage, self.low, self.high)  # type: ignore[call-overload]
+                buffers[at] = DeviceBytes(self._storage, self.low, self.high)  # type: ignore[call-overload]
             else:
                 buffers[at] = pickle.PickleBuffer(self._bytes[self.low : self.high])
 
@@ -258,13 +262,27 @@ def _reduce_tensor(tensor: Any) -> Any:
     if not plain or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks or tensor.__dict__:
         return tensor.__reduce_ex__(5)  # with the memory of its parts as below
     each, first, shape, strides = tensor.element_size(), tensor.storage_offset(), tensor.size(), tensor.stride()
+    low, high = covered_bytes(tensor, each, first, shape, strides)
+    storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
+    return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
+
+
+def covered_bytes(
+    tensor: Any, each: int, first: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> tuple[int, int]:
+    """Return where the part of its storage that a tensor covers begins and ends, in bytes; it begins with a whole
+    element of every dtype.
+
+    Args:
+        each, first, shape, strides: of the tensor: size of an element in bytes, number of the first one in the storage.
+    """
+    if 0 in shape:
+        return 0, 0
     if tensor.is_contiguous():
         last = first + tensor.numel()
     else:
         last = first + sum((length - 1) * step for length, step in zip(shape, strides, strict=True)) + 1
-    low, high = (0, 0) if 0 in shape else (first * each // _UNIT * _UNIT, last * each)
-    storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
-    return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
+    return first * each // _UNIT * _UNIT, last * each
 
 
 def _tensor_of(
@@ -320,23 +338,37 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
     if on_device or _reducers.tensors_as_views:
         if on_device:
             with _reducers.transfer_memory(content) as host:
-                there = _torch_view(host).to(device if number < torch.cuda.device_count() else "cuda")
+                there = torch_view(host).to(device if number < torch.cuda.device_count() else "cuda")
             return there.untyped_storage(), low
-        return _torch_view(content).untyped_storage(), low
-    size = len(content)
-    own, fresh = storages.take(size)
-    if size >= _HUGE and fresh:
-        _use_huge_pages(own.data_ptr(), size)
-    if size:
-        target = numpy.asarray(_Bytes(own, own.data_ptr(), size))
-        if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
-            parallel_copy(numpy.copyto, target, content, threads)
-        else:
-            numpy.copyto(target, content)
+        return torch_view(content).untyped_storage(), low
+    own, target = host_storage(len(content))
+    copy_bytes(target, content)
     return own, low
 
 
-def _torch_view(content: Any) -> Any:
+def host_storage(size: int) -> tuple[Any, Any]:
+    """Return a storage of `size` bytes for a copy that the program gets, and NumPy's array of its bytes."""
+    import numpy
+
+    own, fresh = storages.take(size)
+    if size >= _HUGE and fresh:
+        _use_huge_pages(own.data_ptr(), size)
+    return own, numpy.asarray(_Bytes(own, own.data_ptr(), size)) if size else numpy.empty(0, numpy.uint8)
+
+
+def copy_bytes(target: Any, content: Any) -> None:
+    """Copy one array of bytes into another one, in several threads where that is faster."""
+    import numpy
+
+    size = len(content)
+    if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
+        parallel_copy(numpy.copyto, target, content, threads)
+    elif size:
+        numpy.copyto(target, content)
+
+
+def torch_view(content: Any) -> Any:
+    """Return a tensor in the memory of an array, which may be read-only: nothing must write to the tensor then."""
     import torch
 
     with warnings.catch_warnings():
