@@ -79,6 +79,7 @@ class CopyStreams:
     def __init__(self, driver: DeviceDriver, devices: Sequence[str]) -> None:
         self._driver, self._devices = driver, devices
         self._opened = ExitStack()
+        self._events: list[tuple[str, Any]] = []
         self._unused: list[tuple[str, Any]] = []
 
     def __enter__(self) -> CopyStreams:
@@ -129,7 +130,9 @@ class CopyStreams:
             if each[0] == device:
                 self._unused.remove(each)
                 return each[1]
-        return self._driver.new_local_event(device)
+        event = self._driver.new_local_event(device)
+        self._events.append((device, event))
+        return event
 
     def _drain(self, device: str) -> None:
         with contextlib.suppress(DeviceDriverError):  # a device in this state copies nothing any more
@@ -138,10 +141,9 @@ class CopyStreams:
             self.end(device, event)
 
     def _close_events(self) -> None:
-        for device, event in self._unused:
+        for device, event in self._events:
             with contextlib.suppress(DeviceDriverError):
                 self._driver.close_event(device, event)
-        self._unused.clear()
 
 
 class _Copy:
