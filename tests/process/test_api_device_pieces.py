@@ -36,8 +36,9 @@ class Holder:
     def __init__(self, directory: str, *visible: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.runtime.core_worker import device_memory
+        from hpcray.runtime.core_worker import device_memory, device_pieces
 
+        device_pieces.PIECED_SIZE = 16 << 20
         self.driver = FakeDeviceDriver(directory, visible=visible)
         self.driver.transfers = self.transfer
         if visible:

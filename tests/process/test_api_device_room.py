@@ -32,8 +32,9 @@ class Holder:
         from helpers.fake_device_driver import FakeDeviceDriver
 
         from hpcray.core.core_worker import device_mappings
-        from hpcray.runtime.core_worker import device_memory
+        from hpcray.runtime.core_worker import device_memory, device_pieces
 
+        device_pieces.PIECED_SIZE = 16 << 20
         device_mappings.IDLE_TIME = 0.3
         device_memory._EXPIRE_INTERVAL = 0.1
         self.driver = FakeDeviceDriver(directory)

@@ -29,6 +29,9 @@ def test_small_storages_share_a_piece_and_large_ones_are_divided() -> None:
 
 
 def test_pieces_are_neither_too_small_nor_too_large() -> None:
-    sizes = [piece_size(total) for total in (1 << 20, 100_000_000, 300_000_001, 1 << 30, 1 << 36)]
-    assert sizes[0] == sizes[1] == 8 << 20 and sizes[-1] == sizes[-2] == 32 << 20
+    totals = (1 << 20, 100_000_000, 300_000_001, 1 << 30, 1 << 36)
+    sizes = [piece_size(total, 8 << 30) for total in totals]
+    assert sizes[0] == sizes[1] == 16 << 20 and sizes[-1] == sizes[-2] == 32 << 20
     assert all(size % 64 == 0 for size in sizes) and 300_000_001 / 16 <= sizes[2] < 300_000_001 / 16 + 64
+    assert piece_size(1 << 30, 256 << 20) == 8 << 20, "a small store has room for several"
+    assert piece_size(1 << 30, 0) == 64

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-PIECED_SIZE = 16 << 20
-"""Bytes of a device object from which on pieces pay off. To make and to find a piece costs some 100 us."""
-_SMALLEST, _LARGEST = 8 << 20, 32 << 20
+PIECED_SIZE = 32 << 20
+"""Bytes of a device object from which on pieces pay off. To make and find a piece takes processors some 100 us."""
+_SMALLEST, _LARGEST = 16 << 20, 32 << 20
 """Bytes of a piece. A copy of the largest one takes 0.6 ms at the 54 GB/s of PCIe 5."""
+_SHARE = 32
+"""A piece takes at most this part of the store: several are written and read at once."""
 _PIECES = 16
 """Pieces of an object at least, where that does not make them too small: the first one is not read, nor the last one
 written, while another one is on its way."""
@@ -28,10 +30,14 @@ class PieceRange(NamedTuple):
     size: int
 
 
-def piece_size(total: int) -> int:
-    """Return the most bytes of a piece of an object of `total` bytes."""
-    wanted = -(-total // _PIECES)
-    return max(_SMALLEST, min(_LARGEST, -(-wanted // _ALIGN) * _ALIGN))
+def piece_size(total: int, store: int) -> int:
+    """Return the most bytes of a piece.
+
+    Args:
+        total: bytes of the object. store: bytes of the node's store.
+    """
+    wanted = max(_SMALLEST, min(_LARGEST, -(-total // _PIECES)), _ALIGN)
+    return -(-min(wanted, max(_ALIGN, store // _SHARE)) // _ALIGN) * _ALIGN
 
 
 def divide(sizes: Sequence[int], largest: int) -> list[list[PieceRange]]:

@@ -40,6 +40,8 @@ from hpcray.runtime.core_worker.registered_memory import transfer_memory
 
 _UNDER_WAY = 2
 """Copies that a stream has at most: one is at work, the next one follows it without a pause."""
+_REQUESTED = 2
+"""Blocks of the store that are requested before they are needed."""
 _AHEAD = 4
 """Pieces that are fetched before they are needed."""
 _ANNOUNCED_SIZE = 1 << 20
@@ -209,7 +211,7 @@ class PieceWriter:
         self._streams: CopyStreams | None = None
         self._refs: list[ObjectRef[Any]] = []
         self._under_way: deque[_Copy] = deque()
-        self._written = 0
+        self._requested = self._begun = self._written = 0
         self._storages: list[Any] = []
         self._names: list[str] = []  # of the devices of the storages
         self._locations: list[TensorLocation] = []
@@ -295,7 +297,7 @@ class PieceWriter:
 
     def _divide(self) -> None:
         """Divide the parts; each piece is of one device."""
-        largest = piece_size(sum(part.size for part in self._parts))
+        largest = piece_size(sum(part.size for part in self._parts), self._process.arena.size)
         for name in dict.fromkeys(self._names):
             numbers = [number for number, each in enumerate(self._names) if each == name]
             for piece in divide([self._parts[number].size for number in numbers], largest):
@@ -314,16 +316,25 @@ class PieceWriter:
         for number in range(len(self._pieces)):
             if not wanted():
                 break
+            self._request_blocks(number + 1 + _REQUESTED)
             self._begin(_Copy(number))
             if len(self._under_way) == _UNDER_WAY:
                 self._finish(self._under_way[0])
         while self._under_way:
             self._finish(self._under_way[0])
 
+    def _request_blocks(self, end: int) -> None:
+        """Request the blocks of the pieces before this one."""
+        while self._requested < min(end, len(self._pieces)):
+            number = self._requested
+            self._requested += 1
+            self._process.writer.request(self._refs[number]._id, self._blob(number).size)
+
     def _begin(self, copy: _Copy) -> None:
         """Begin the copy of a piece into a block of the store."""
         process, piece, device = self._process, self._pieces[copy.number], self._devices[copy.number]
-        copy.offset = process.writer.create(self._refs[copy.number]._id, self._blob(copy).size)
+        copy.offset = process.writer.create(self._refs[copy.number]._id, self._blob(copy.number).size)
+        self._begun += 1
         self._under_way.append(copy)
         address = copy.use(process, process.arena.view(copy.offset, bytes_of(piece)))
 
@@ -342,7 +353,7 @@ class PieceWriter:
 
     def _finish(self, copy: _Copy) -> None:
         """Wait until a piece is written, and seal it."""
-        process, ref, blob = self._process, self._refs[copy.number], self._blob(copy)
+        process, ref, blob = self._process, self._refs[copy.number], self._blob(copy.number)
         if copy.event is not None and self._streams is not None:
             try:
                 self._streams.end(self._devices[copy.number], copy.event)
@@ -359,8 +370,8 @@ class PieceWriter:
             self._written += 1
             process.engine.flush()
 
-    def _blob(self, copy: _Copy) -> Serialized:
-        return Serialized(_PIECE, [_Content(bytes_of(self._pieces[copy.number]))])
+    def _blob(self, number: int) -> Serialized:
+        return Serialized(_PIECE, [_Content(bytes_of(self._pieces[number]))])
 
     def _copy_ordinarily(self, copy: _Copy) -> None:
         for part in self._pieces[copy.number]:
@@ -379,6 +390,8 @@ class PieceWriter:
         with process.engine.lock:
             for copy in self._under_way:
                 process.engine.send(raylet_of(process.node), m.Release([self._refs[copy.number]._id]))
+            for ref in self._refs[self._begun : self._requested]:
+                process.writer.withdraw(ref._id)
             if unwritten:
                 blob = error_blob(problem)
                 for ref in unwritten:
