@@ -67,6 +67,16 @@ def _check_alive(handle: str) -> None:
             raise ProcessLookupError("the process that has the memory is dead")
 
 
+def _is_reader_alive(mark: str) -> bool:
+    name = mark.rpartition(".")[0].rpartition(".")[2]
+    try:
+        if name.startswith("process-"):
+            _check_alive(name)
+    except OSError:
+        return False
+    return True
+
+
 class FakeDeviceDriver:
     """Devices of one process.
 
@@ -146,7 +156,7 @@ class FakeDeviceDriver:
             address = free.pop()
             segment = self._segment_of(address)
             assert segment is not None
-            for mark in self.directory.glob(f"use.{segment.path.name}.{address - segment.base}.*"):
+            for mark in self._uses(f"{segment.path.name}.{address - segment.base}"):
                 self.misuse(f"a block is used again while a reader has it: {mark.name}")
             return address
         for segment, _ in self._own.values():
@@ -156,6 +166,10 @@ class FakeDeviceDriver:
         segment = self._allocate(max(SEGMENT, size))
         segment.top = size
         return segment.base
+
+    def _uses(self, name: str) -> list[Path]:
+        """What readers that live have of some memory."""
+        return [mark for mark in self.directory.glob(f"use.{name}.*") if _is_reader_alive(mark.name)]
 
     def _allocate(self, size: int) -> _Segment:
         """New memory, of which parts are tensors."""
@@ -257,7 +271,7 @@ class FakeDeviceDriver:
     def free(self, memory: DeviceMemory) -> None:
         segment, _ = self._own.pop(memory.base)
         self._pool.discard(memory.base)
-        if any(self.directory.glob(f"use.{segment.path.name}.*")):
+        if self._uses(segment.path.name):
             self.misuse("memory was freed that a reader has")
         segment.path.unlink()
 
@@ -267,7 +281,7 @@ class FakeDeviceDriver:
             self.misuse("a copy of what is not on the device")
             return
         start = target - segment.base
-        for mark in self.directory.glob(f"use.{segment.path.name}.*"):
+        for mark in self._uses(segment.path.name):
             if start <= int(mark.name.removeprefix(f"use.{segment.path.name}.").partition(".")[0]) < start + size:
                 self.misuse(f"a block of the pool is used again while a reader has it: {mark.name}")
         ctypes.memmove(target, source, size)
