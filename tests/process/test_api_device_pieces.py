@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 from engine import PATIENCE, eventually, exceptions, hpcray_only, ray
 
+from hpcray.core.core_worker.object_entry import tensors_of
+from hpcray.runtime.core_worker.core_worker import current
+
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2, "object_store_memory": 256 << 20, "preload": "torch"}
@@ -227,6 +230,23 @@ def test_a_maker_that_is_killed_in_the_middle_is_an_error_or_makes_it_again(devi
             with pytest.raises(exceptions.RayError):
                 ray.get(answer, timeout=PATIENCE)
         assert not copies_of(reader)["open"]
+
+
+def test_a_value_that_is_made_again_meanwhile_is_read_again(devices: str) -> None:
+    maker = Holder.options(max_restarts=1, max_task_retries=1).remote(devices, "gpu-0")
+    reader = Holder.remote(devices, "gpu-1")
+    ray.get(maker.be_slow.remote(0.3))
+    ref = maker.make.remote(6.5)
+    answer = reader.read.remote(ref)
+    eventually(lambda: copies_of(reader)["up"] >= 1)
+    process = current.process
+    assert process is not None
+    with process.engine.lock:  # as another reader would report
+        tensors = tensors_of(process.table.entries[ref._id])
+        process.table.recovery.tensors_lost(ref._id, tensors, "it is said")
+        process.engine.flush()
+    assert ray.get(answer, timeout=PATIENCE) == (True, True)
+    assert copies_of(maker)["down"] > PIECES and copies_of(reader)["up"] > PIECES
 
 
 def test_a_reader_that_is_killed_in_the_middle_leaves_nothing(devices: str) -> None:

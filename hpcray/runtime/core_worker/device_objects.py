@@ -486,7 +486,7 @@ class DeviceObjects:
             freed. None: the tensors are to be copied as a whole.
         """
         process = self._process
-        writer = PieceWriter.of(process, tensors, partial(self._warn, "pieces"))
+        writer = PieceWriter.of(process, oid, tensors, partial(self._warn, "pieces"))
         if writer is None:
             return None
         version, answered = _version(tensors) if self._limit else 0, []

@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import Any, NamedTuple
 
-from hpcray.common.exceptions import RaySystemError
+from hpcray.common.exceptions import ObjectLostError, RaySystemError
 from hpcray.common.ids import PUT_INDEX, raylet_of
 from hpcray.core.core_worker.tensor_pieces import PIECED_SIZE, PieceRange, bytes_of, divide, piece_size
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
@@ -201,13 +201,14 @@ class PieceWriter:
     """Writes the tensors of a device object into the node's store, in pieces.
 
     Args:
-        warn: called with the reason where the driver refuses.
+        oid: id of the object. warn: called with the reason where the driver refuses.
     """
 
     def __init__(
-        self, process: CoreWorker, driver: DeviceDriver, tensors: Sequence[Any], warn: Callable[[str], object]
-    ) -> None:
-        self._process, self._driver, self._warn = process, driver, warn
+        self, process: CoreWorker, driver: DeviceDriver, oid: bytes, tensors: Sequence[Any],
+        warn: Callable[[str], object],
+    ) -> None:  # fmt: skip
+        self._process, self._driver, self._oid, self._warn = process, driver, oid, warn
         self._streams: CopyStreams | None = None
         self._refs: list[ObjectRef[Any]] = []
         self._under_way: deque[_Copy] = deque()
@@ -221,13 +222,15 @@ class PieceWriter:
         self._divide()
 
     @classmethod
-    def of(cls, process: CoreWorker, tensors: Sequence[Any], warn: Callable[[str], object]) -> PieceWriter | None:
+    def of(
+        cls, process: CoreWorker, oid: bytes, tensors: Sequence[Any], warn: Callable[[str], object]
+    ) -> PieceWriter | None:
         """Return the writer of these tensors; None where pieces do not pay off, or are not possible."""
         driver = source_driver(tensors)
         if driver is None:
             return None
         try:
-            made = cls(process, driver, tensors, warn)
+            made = cls(process, driver, oid, tensors, warn)
         except DeviceDriverError:
             return None
         return made if sum(part.size for part in made._parts) >= PIECED_SIZE else None
@@ -249,7 +252,8 @@ class PieceWriter:
             ObjectStoreFullError, OutOfDiskError, RuntimeError (PyTorch's), ...: the rest cannot be written; readers of
                 that get this error.
         """
-        problem: BaseException = RaySystemError("the object of these tensors is freed")
+        # Where the value is made again meanwhile, its readers may be the last ones to know of these tensors.
+        problem: BaseException = ObjectLostError(self._oid.hex(), details="it was freed while it was read")
         try:
             with ExitStack() as opened:
                 try:
