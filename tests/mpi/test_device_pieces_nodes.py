@@ -27,13 +27,15 @@ from hpcray.runtime.core_worker.core_worker import need_process
 
 ray.init()
 where = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(n["NodeID"], soft=False) for n in ray.nodes()]
-LENGTH = 10_000_000
+LENGTH = 5 << 18
 
 @ray.remote(num_cpus=0)
 class Holder:
     def __init__(self, directory, device, pause):
         from helpers.fake_device_driver import FakeDeviceDriver
-        from hpcray.runtime.core_worker import device_memory
+        from hpcray.core.core_worker import tensor_pieces
+        from hpcray.runtime.core_worker import device_memory, device_pieces
+        tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         self.driver = FakeDeviceDriver(directory, visible=(device,))
         self.driver.pause = pause
         self.times = []
@@ -70,7 +72,7 @@ def test_pieces_are_read_on_the_other_node_while_others_are_written(
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     environ = {
-        "HPCRAY_SAME_HOST": same_host, "HPCRAY_DATA_PLANE": plane, "HPCRAY_OBJECT_STORE_MEMORY": str(256 << 20),
+        "HPCRAY_SAME_HOST": same_host, "HPCRAY_DATA_PLANE": plane, "HPCRAY_OBJECT_STORE_MEMORY": str(64 << 20),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "HPCRAY_PRELOAD": "torch",
     }  # fmt: skip
     command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(program)]

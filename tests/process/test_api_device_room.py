@@ -15,7 +15,7 @@ from engine import PATIENCE, eventually, hpcray_only, ray
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 LENGTH = 1000
-PIECED = 6_000_000
+PIECED = 600_000
 """Elements that pass through the store in three pieces."""
 ROOM = 4
 """Device objects for which a process has room."""
@@ -31,10 +31,10 @@ class Holder:
     def __init__(self, directory: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.core.core_worker import device_mappings
+        from hpcray.core.core_worker import device_mappings, tensor_pieces
         from hpcray.runtime.core_worker import device_memory, device_pieces
 
-        device_pieces.PIECED_SIZE = 16 << 20
+        tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         device_mappings.IDLE_TIME = 0.3
         device_memory._EXPIRE_INTERVAL = 0.1
         self.driver = FakeDeviceDriver(directory)

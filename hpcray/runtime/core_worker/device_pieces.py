@@ -468,7 +468,11 @@ class PieceReader:
             if len(refs) > _AHEAD:
                 process.when_ready_here(refs[_AHEAD], _nothing)
             left = None if deadline is None else max(0.0, deadline - monotonic())
-            content = process.get_one(refs.popleft(), left)
+            process.local.plain_views = True  # a copy registers what it reads, and its block is free when it has ended
+            try:
+                content = process.get_one(refs.popleft(), left)
+            finally:
+                process.local.plain_views = False
             self._begin(_Copy(number), content)
             del content
             if len(self._under_way) == _UNDER_WAY:
