@@ -202,14 +202,17 @@ def test_pytorch_copies_where_the_driver_of_the_reader_refuses(devices: str, acc
 
 
 def test_an_error_in_the_middle_reaches_the_reader_and_the_next_one_gets_the_tensors(devices: str) -> None:
-    maker, reader = Holder.remote(devices, "gpu-0"), Holder.remote(devices, "gpu-1")
+    maker = Holder.remote(devices, "gpu-0")
     free = settled_free_bytes()
     ref = maker.make.remote(4.0)
     for accepted in (1, 3):
+        reader = Holder.remote(devices, "gpu-1")  # one that has had the error may still have it
         ray.get(maker.accept.remote(accepted, True))
         with pytest.raises(exceptions.RaySystemError, match="the device is broken"):
             ray.get(reader.read_copy.remote([ref]), timeout=PATIENCE)
+        assert not copies_of(reader)["open"]
     ray.get(maker.accept.remote(1000))
+    reader = Holder.remote(devices, "gpu-1")
     assert ray.get(reader.read.remote(ref), timeout=PATIENCE) == (True, True)
     assert not copies_of(maker)["open"] and not copies_of(reader)["open"]
     del ref

@@ -91,7 +91,7 @@ class DeviceObjects:
         self._exports = CallThread("hpcray-device-objects")
         self._copying = threading.Lock()  # an object is written to the store by one thread
         self._pieces: dict[bytes, tuple[bytes, TensorPieces]] = {}
-        """What readers of those that are exported in pieces have to know, and its blob; b"": some were not written."""
+        """Blob and description of those that are exported in pieces; b"" where some pieces could not be written."""
         self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
 

@@ -58,7 +58,7 @@ class StoragePart(NamedTuple):
 
 
 class TensorPieces(NamedTuple):
-    """What readers have to know of tensors in pieces. refs: of the objects that the pieces are."""
+    """Description of tensors in pieces, for readers. refs: of the objects that the pieces are."""
 
     parts: list[StoragePart]
     tensors: list[TensorLocation]
@@ -66,7 +66,7 @@ class TensorPieces(NamedTuple):
     refs: list[ObjectRef[Any]]
 
 
-class CopyStreams:
+class TransferStreams:
     """Streams of one thread for copies between memory of the host and devices.
 
     A context, in which the current streams of the thread are these. No copy is under way when it has ended.
@@ -84,7 +84,7 @@ class CopyStreams:
         self._events: list[tuple[str, Any]] = []
         self._unused: list[tuple[str, Any]] = []
 
-    def __enter__(self) -> CopyStreams:
+    def __enter__(self) -> TransferStreams:
         with ExitStack() as opened:
             opened.callback(self._close_events)
             for device in self._devices:
@@ -148,7 +148,7 @@ class CopyStreams:
                 self._driver.close_event(device, event)
 
 
-class _Copy:
+class _PieceTransfer:
     """The copy of a piece.
 
     number: of the piece. event: of its end; None: it has ended. content: of the piece in the store. host: NumPy's array
@@ -209,9 +209,9 @@ class PieceWriter:
         warn: Callable[[str], object],
     ) -> None:  # fmt: skip
         self._process, self._driver, self._oid, self._warn = process, driver, oid, warn
-        self._streams: CopyStreams | None = None
+        self._streams: TransferStreams | None = None
         self._refs: list[ObjectRef[Any]] = []
-        self._under_way: deque[_Copy] = deque()
+        self._under_way: deque[_PieceTransfer] = deque()
         self._requested = self._begun = self._written = 0
         self._storages: list[Any] = []
         self._names: list[str] = []  # of the devices of the storages
@@ -257,7 +257,7 @@ class PieceWriter:
         try:
             with ExitStack() as opened:
                 try:
-                    self._streams = opened.enter_context(CopyStreams(self._driver, sorted(set(self._devices))))
+                    self._streams = opened.enter_context(TransferStreams(self._driver, sorted(set(self._devices))))
                     order()
                 except DeviceDriverError as error:
                     self._warn(f"a GPU's driver does not copy tensors in pieces ({error}): PyTorch copies them whole")
@@ -321,7 +321,7 @@ class PieceWriter:
             if not wanted():
                 break
             self._request_blocks(number + 1 + _REQUESTED)
-            self._begin(_Copy(number))
+            self._begin(_PieceTransfer(number))
             if len(self._under_way) == _UNDER_WAY:
                 self._finish(self._under_way[0])
         while self._under_way:
@@ -334,7 +334,7 @@ class PieceWriter:
             self._requested += 1
             self._process.writer.request(self._refs[number]._id, self._blob(number).size)
 
-    def _begin(self, copy: _Copy) -> None:
+    def _begin(self, copy: _PieceTransfer) -> None:
         """Begin the copy of a piece into a block of the store."""
         process, piece, device = self._process, self._pieces[copy.number], self._devices[copy.number]
         copy.offset = process.writer.create(self._refs[copy.number]._id, self._blob(copy.number).size)
@@ -355,7 +355,7 @@ class PieceWriter:
         if copy.event is None:
             self._copy_ordinarily(copy)
 
-    def _finish(self, copy: _Copy) -> None:
+    def _finish(self, copy: _PieceTransfer) -> None:
         """Wait until a piece is written, and seal it."""
         process, ref, blob = self._process, self._refs[copy.number], self._blob(copy.number)
         if copy.event is not None and self._streams is not None:
@@ -377,7 +377,7 @@ class PieceWriter:
     def _blob(self, number: int) -> Serialized:
         return Serialized(_PIECE, [_Content(bytes_of(self._pieces[number]))])
 
-    def _copy_ordinarily(self, copy: _Copy) -> None:
+    def _copy_ordinarily(self, copy: _PieceTransfer) -> None:
         for part in self._pieces[copy.number]:
             first = self._parts[part.storage].low + part.first
             source = DeviceBytes(self._storages[part.storage], first, first + part.size)
@@ -418,8 +418,8 @@ class PieceReader:
 
     def __init__(self, process: CoreWorker, found: TensorPieces, warn: Callable[[str], object]) -> None:
         self._process, self._found, self._warn = process, found, warn
-        self._streams: CopyStreams | None = None
-        self._under_way: deque[_Copy] = deque()
+        self._streams: TransferStreams | None = None
+        self._under_way: deque[_PieceTransfer] = deque()
         self._storages: list[Any] = []
         self._arrays: list[Any] = []  # NumPy's, of storages of the host
         self._names: list[str] = []
@@ -448,7 +448,7 @@ class PieceReader:
             with ExitStack() as opened:
                 if self._driver is not None:
                     try:
-                        self._streams = opened.enter_context(CopyStreams(self._driver, sorted(set(self._names))))
+                        self._streams = opened.enter_context(TransferStreams(self._driver, sorted(set(self._names))))
                     except DeviceDriverError as error:
                         self._refused(error)
                 self._read_all(deadline)
@@ -473,14 +473,14 @@ class PieceReader:
                 content = process.get_one(refs.popleft(), left)
             finally:
                 process.local.plain_views = False
-            self._begin(_Copy(number), content)
+            self._begin(_PieceTransfer(number), content)
             del content
             if len(self._under_way) == _UNDER_WAY:
                 self._finish()
         while self._under_way:
             self._finish()
 
-    def _begin(self, copy: _Copy, content: memoryview) -> None:
+    def _begin(self, copy: _PieceTransfer, content: memoryview) -> None:
         """Begin the copy of a piece to where it belongs."""
         piece = self._found.pieces[copy.number]
         self._under_way.append(copy)
@@ -516,10 +516,10 @@ class PieceReader:
         copy.close()
         self._under_way.popleft()
 
-    def _device(self, copy: _Copy) -> str:
+    def _device(self, copy: _PieceTransfer) -> str:
         return self._names[self._found.pieces[copy.number][0].storage]
 
-    def _copy_ordinarily(self, copy: _Copy) -> None:
+    def _copy_ordinarily(self, copy: _PieceTransfer) -> None:
         import numpy
         import torch
 

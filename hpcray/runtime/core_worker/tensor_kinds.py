@@ -1,4 +1,4 @@
-"""What counts as a tensor, on which device it is, and how much memory it has there, without importing its library."""
+"""Kinds of tensors: which objects are tensors, on which device, with how much memory. Imports none of their libraries."""
 
 from __future__ import annotations
 
