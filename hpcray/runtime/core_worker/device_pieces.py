@@ -4,7 +4,7 @@ A large device object that a reader cannot map is not written to the node's stor
 pieces, each of which is an object of its own, owned by the process that has the tensors. Readers get to know of all of
 them before the first one is written (`TensorPieces`). They fetch them in order, from this node's store or, by the
 object plane, from another one's, and copy each to their device, or to memory of the host, as soon as it is there. A
-piece is read when it is sealed, so nobody sees one that is half written; the tensors are there when all pieces are.
+piece is read when it is sealed, so no reader sees one that is half written; tensors are there when all pieces are.
 
 Copies between device and host are those of a stream of its own, two at a time, from and to registered memory
 (`registered_memory`). Where the driver refuses, PyTorch copies.

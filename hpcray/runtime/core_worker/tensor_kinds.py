@@ -1,4 +1,4 @@
-"""Kinds of tensors: which objects are tensors, on which device, with how much memory. Imports none of their libraries."""
+"""Kinds of tensors: what counts as one, on which device it is, with how much memory. Imports none of their libraries."""
 
 from __future__ import annotations
 
