@@ -1,4 +1,4 @@
-"""Kinds of tensors: what counts as one, on which device it is, with how much memory. Imports none of their libraries."""
+"""Kinds of tensors: what is one, on which device, and how much memory. Imports none of their libraries."""
 
 from __future__ import annotations
 
