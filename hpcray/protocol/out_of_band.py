@@ -32,7 +32,8 @@ _DATES = "mM"
 _FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 of ml_dtypes
 _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryview be
 _OFFSET = struct.Struct("<Q")
-_UNIT = 16  # bytes; a multiple of every element's size, so that offsets stay whole numbers of elements
+UNIT = 16
+"""Bytes; a multiple of every element's size, so that offsets stay whole numbers of elements."""
 _HUGE = 1 << 20  # bytes; from here on memory for a copy is made of huge pages
 
 
@@ -262,27 +263,13 @@ def _reduce_tensor(tensor: Any) -> Any:
     if not plain or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks or tensor.__dict__:
         return tensor.__reduce_ex__(5)  # with the memory of its parts as below
     each, first, shape, strides = tensor.element_size(), tensor.storage_offset(), tensor.size(), tensor.stride()
-    low, high = covered_bytes(tensor, each, first, shape, strides)
-    storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
-    return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
-
-
-def covered_bytes(
-    tensor: Any, each: int, first: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> tuple[int, int]:
-    """Return where the part of its storage that a tensor covers begins and ends, in bytes; it begins with a whole
-    element of every dtype.
-
-    Args:
-        each, first, shape, strides: of the tensor: size of an element in bytes, number of the first one in the storage.
-    """
-    if 0 in shape:
-        return 0, 0
     if tensor.is_contiguous():
         last = first + tensor.numel()
     else:
         last = first + sum((length - 1) * step for length, step in zip(shape, strides, strict=True)) + 1
-    return first * each // _UNIT * _UNIT, last * each
+    low, high = (0, 0) if 0 in shape else (first * each // UNIT * UNIT, last * each)
+    storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
+    return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
 
 
 def _tensor_of(
@@ -341,30 +328,23 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
                 there = torch_view(host).to(device if number < torch.cuda.device_count() else "cuda")
             return there.untyped_storage(), low
         return torch_view(content).untyped_storage(), low
-    own, target = host_storage(len(content))
-    copy_bytes(target, content)
+    size = len(content)
+    own = host_storage(size)
+    if size:
+        target = numpy.asarray(_Bytes(own, own.data_ptr(), size))
+        if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
+            parallel_copy(numpy.copyto, target, content, threads)
+        else:
+            numpy.copyto(target, content)
     return own, low
 
 
-def host_storage(size: int) -> tuple[Any, Any]:
-    """Return a storage of `size` bytes for a copy that the program gets, and NumPy's array of its bytes."""
-    import numpy
-
+def host_storage(size: int) -> Any:
+    """Return a storage of `size` bytes for a copy that the program gets."""
     own, fresh = storages.take(size)
     if size >= _HUGE and fresh:
         _use_huge_pages(own.data_ptr(), size)
-    return own, numpy.asarray(_Bytes(own, own.data_ptr(), size)) if size else numpy.empty(0, numpy.uint8)
-
-
-def copy_bytes(target: Any, content: Any) -> None:
-    """Copy one array of bytes into another one, in several threads where that is faster."""
-    import numpy
-
-    size = len(content)
-    if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
-        parallel_copy(numpy.copyto, target, content, threads)
-    elif size:
-        numpy.copyto(target, content)
+    return own
 
 
 def torch_view(content: Any) -> Any:

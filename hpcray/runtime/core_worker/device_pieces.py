@@ -25,7 +25,7 @@ from hpcray.common.ids import PUT_INDEX, raylet_of
 from hpcray.core.core_worker.tensor_pieces import PIECED_SIZE, PieceRange, bytes_of, divide, piece_size
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import DeviceBytes, copy_bytes, covered_bytes, host_storage, torch_view
+from hpcray.protocol.out_of_band import UNIT, DeviceBytes, host_storage, torch_view
 from hpcray.protocol.serialization import SerializationError, Serialized, serialize, serialize_error
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.device_memory import (
@@ -285,7 +285,7 @@ class PieceWriter:
             storage = tensor.untyped_storage()
             number = numbers.setdefault((storage.data_ptr(), storage.nbytes()), len(covered))
             found = location_of(tensor, number)
-            low, high = covered_bytes(tensor, tensor.element_size(), found.first, found.shape, found.strides)
+            low, high = _covered(found, tensor.element_size())
             if number == len(covered):
                 self._storages.append(storage)
                 self._names.append(self._driver.device_of(tensor))
@@ -421,14 +421,10 @@ class PieceReader:
         self._streams: TransferStreams | None = None
         self._under_way: deque[_PieceTransfer] = deque()
         self._storages: list[Any] = []
-        self._arrays: list[Any] = []  # NumPy's, of storages of the host
         self._names: list[str] = []
         self._driver = find_driver()
         if self._driver is None:
-            for part in found.parts:
-                storage, array = host_storage(part.size)
-                self._storages.append(storage)
-                self._arrays.append(array)
+            self._storages += [host_storage(part.size) for part in found.parts]
             return
         names = {number: name for name, number in self._driver.devices().items()}
         for part in found.parts:
@@ -482,10 +478,12 @@ class PieceReader:
 
     def _begin(self, copy: _PieceTransfer, content: memoryview) -> None:
         """Begin the copy of a piece to where it belongs."""
+        import numpy
+
         piece = self._found.pieces[copy.number]
         self._under_way.append(copy)
         if self._driver is None:
-            copy.content = content
+            copy.host = numpy.frombuffer(content, numpy.uint8)
             self._copy_ordinarily(copy)
             return
         address = copy.use(self._process, content)
@@ -520,21 +518,24 @@ class PieceReader:
         return self._names[self._found.pieces[copy.number][0].storage]
 
     def _copy_ordinarily(self, copy: _PieceTransfer) -> None:
-        import numpy
         import torch
 
         for part in self._found.pieces[copy.number]:
             storage = self._storages[part.storage]
-            if self._driver is None:
-                content = numpy.frombuffer(copy.content, numpy.uint8)[part.at : part.at + part.size]
-                copy_bytes(self._arrays[part.storage][part.first : part.first + part.size], content)
-                continue
             target = torch.empty(0, dtype=torch.uint8, device=storage.device)
             target.set_(storage, part.first, (part.size,), (1,))
             target.copy_(torch_view(copy.host[part.at : part.at + part.size]))
 
     def _refused(self, error: DeviceDriverError) -> None:
         self._warn(f"a GPU's driver does not copy tensors in pieces ({error}): PyTorch copies them")
+
+
+def _covered(found: TensorLocation, element: int) -> tuple[int, int]:
+    """Where the part of its storage that a tensor covers begins and ends, in bytes. `element`: bytes of an element."""
+    if 0 in found.shape:
+        return 0, 0
+    last = found.first + sum((length - 1) * step for length, step in zip(found.shape, found.strides, strict=True)) + 1
+    return found.first * element // UNIT * UNIT, last * element
 
 
 def _nothing() -> None:
