@@ -15,8 +15,8 @@ import struct
 import threading
 import warnings
 from collections import ChainMap
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import cloudpickle
@@ -41,12 +41,14 @@ class Pickling(threading.local):
     """The value that this thread pickles.
 
     Attributes:
+        views: whether the tensors that it unpickles may be views, as only their content is of interest.
         refs: object refs met in it, in order of appearance; None: the thread pickles nothing.
         storages: memory of its tensors, by address and size; None: none was met.
         storages_of: the `refs` of the value that `storages` is of.
     """
 
     refs: list[Any] | None = None
+    views: bool = False
     storages: dict[tuple[int, int], _Storage] | None = None
     storages_of: list[Any] | None = None
 
@@ -87,6 +89,17 @@ class ErrorPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 def view_tensors(on: bool) -> None:
     """Read PyTorch's CPU tensors as views, or as copies. Writing to a view changes the object for all who read it."""
     _reducers.tensors_as_views = on
+
+
+@contextmanager
+def views_of_tensors(on: bool) -> Iterator[None]:
+    """Have this thread read PyTorch's CPU tensors as views of the memory that they are read from, which must not be
+    written to. on: False changes nothing."""
+    before, pickling.views = pickling.views, pickling.views or on
+    try:
+        yield
+    finally:
+        pickling.views = before
 
 
 def use_transfer_memory(find: Callable[[Any], AbstractContextManager[Any]]) -> None:
@@ -322,7 +335,7 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
     content = numpy.frombuffer(buffer, numpy.uint8)
     number = int(device.partition(":")[2] or 0)
     on_device = bool(device) and torch.cuda.is_available()
-    if on_device or _reducers.tensors_as_views:
+    if on_device or _reducers.tensors_as_views or pickling.views:
         if on_device:
             with _reducers.transfer_memory(content) as host:
                 there = torch_view(host).to(device if number < torch.cuda.device_count() else "cuda")

@@ -216,9 +216,7 @@ def test_a_killed_maker_is_an_error_for_later_readers_or_a_call_again(devices: s
     for actor in (maker, once):
         os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
     assert ray.get(reader.read.remote(again), timeout=PATIENCE) == (7.0 * LENGTH, True)
-    with pytest.raises(
-        exceptions.RayActorError
-    ):  # the made-up driver maps memory of the dead, until they are known to be
+    with pytest.raises(exceptions.RayActorError):  # until then the made-up driver maps memory of a dead process
         ray.get(once.pid.remote(), timeout=PATIENCE)
     with pytest.raises(exceptions.RayError):
         ray.get(reader.read.remote(lost), timeout=PATIENCE)

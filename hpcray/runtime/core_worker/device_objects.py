@@ -29,7 +29,7 @@ from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import Pickler, pickling
+from hpcray.protocol.out_of_band import Pickler, pickling, views_of_tensors
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import BEHIND_CHECK
@@ -47,9 +47,10 @@ from hpcray.runtime.core_worker.device_memory import (
 )
 from hpcray.runtime.core_worker.device_pieces import PieceReader, PieceWriter, TensorPieces, error_blob
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
-from hpcray.runtime.core_worker.tensor_kinds import device_of, is_tensor_class, sizes_of
+from hpcray.runtime.core_worker.tensor_kinds import device_of, is_tensor_class, sizes_of, version_of
 
 if TYPE_CHECKING:
+    from hpcray.runtime.core_worker.read_targets import TensorPlacement
     from hpcray.runtime.core_worker.tensor_transports import TensorTransportMetadata
 
 _DEVICES: dict[str, tuple[str, ...]] = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
@@ -231,7 +232,7 @@ class DeviceObjects:
         with process.engine.lock:
             if oid not in self._table.exported or not self._table.may_move(oid) or not is_only_here(tensors):
                 return False
-            if self._versions.get(oid, 0) != _version(tensors):
+            if self._versions.get(oid, 0) != version_of(tensors):
                 return False  # they were written to after they were copied
             self._table.move_out(oid)
             process.engine.flush()
@@ -250,7 +251,7 @@ class DeviceObjects:
         with self._process.engine.lock:
             back = self._table.move_back(oid, own)
             if back is own:  # else another thread was first, and may have written to them
-                self._versions[oid] = _version(own)
+                self._versions[oid] = version_of(own)
             return back
 
     def _read_with_room(self, ref: ObjectRef[Any], left: float | None) -> Any:
@@ -327,12 +328,16 @@ class DeviceObjects:
         if first:
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
 
-    def tensors(self, ref: ObjectRef[Any], transport: str = "", known: Any = None) -> Sequence[Any]:
+    def tensors(
+        self, ref: ObjectRef[Any], transport: str = "", known: Any = None, placement: TensorPlacement | None = None
+    ) -> Sequence[Any]:
         """Return the tensors of an object: the same ones in this process; elsewhere those of a device in their memory,
         where it can be mapped, else copies.
 
         Args:
             transport, known: as in `add`.
+            placement: where their content will be copied to; they may be views of the store then, which must not be
+                written to.
 
         Raises:
             ObjectLostError: the process that had them is gone.
@@ -352,7 +357,11 @@ class DeviceObjects:
             return own
         if transport and local.tensors_as != COPIES:
             try:
-                return _received(process, ref, transport, known)
+                from hpcray.runtime.core_worker.tensor_transports import fetch  # few programs use it
+
+                return fetch(
+                    process, ref, transport, known, None if placement is None else placement.buffers_for(known)
+                )
             except Exception as error:
                 problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
                 self._warn(transport, f"{problem}: tensors go through the object store")
@@ -360,7 +369,9 @@ class DeviceObjects:
             mapped = self._read_mapped(ref, known)
             if mapped is not None:
                 return mapped
-        copies: Sequence[Any] = self._read_with_room(ref, _time_left(local.deadline))
+        copies: Sequence[Any]
+        with views_of_tensors(placement is not None and placement.buffers is not None):
+            copies = self._read_with_room(ref, _time_left(local.deadline))
         return copies
 
     def value_again(self, value: bytes, tensors: ObjectRef[Any], error: ObjectLostError) -> Any:
@@ -489,7 +500,7 @@ class DeviceObjects:
         writer = PieceWriter.of(process, oid, tensors, partial(self._warn, "pieces"))
         if writer is None:
             return None
-        version, answered = _version(tensors) if self._limit else 0, []
+        version, answered = version_of(tensors) if self._limit else 0, []
 
         def announce(blob: bytes, found: TensorPieces) -> bool:
             with process.engine.lock:
@@ -523,7 +534,7 @@ class DeviceObjects:
         """The blob of the tensors as they are now; b"" for a large one, or any with `always`: it is in our node's store
         then."""
         process, raylet = self._process, raylet_of(self._process.node)
-        version = _version(tensors) if self._limit else 0
+        version = version_of(tensors) if self._limit else 0
         self._order_after(oid, tensors)
         blob, _ = serialize(list(tensors))
         size = blob.size if isinstance(blob, Serialized) else len(blob)
@@ -630,24 +641,8 @@ def _end_reading(process: CoreWorker, ref: ObjectRef[Any]) -> None:
             process.engine.flush()
 
 
-def _version(tensors: Sequence[Any]) -> int:
-    """Return PyTorch's count of the writes to tensors."""
-    return sum(int(getattr(tensor, "_version", 0)) for tensor in tensors)
-
-
 def _time_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - monotonic())
-
-
-def _received(process: CoreWorker, ref: ObjectRef[Any], transport: str, known: Any) -> Sequence[Any]:
-    """The tensors of an object of another process, by a registered transport."""
-    from hpcray.runtime.core_worker.tensor_transports import find
-
-    manager = find(process, transport)[1]
-    shared = manager.get_communicator_metadata(None, None, transport)
-    deadline = process.local.deadline
-    request = manager.fetch_multiple_tensors(ref._id.hex(), known, shared, None)
-    return manager.wait_fetch_complete(request, -1 if deadline is None else max(0.0, deadline - monotonic()))
 
 
 class DeviceValue:
@@ -764,17 +759,22 @@ def _load_value(
     if process.local.tensors_as == PARTS:
         return ValueParts(stream, [bytes(buffer) for buffer in buffers])
     objects = DeviceObjects.of(process)
+    placement, process.local.placement = process.local.placement, None
     try:
-        tensors = objects.tensors(ref, transport, known)
+        tensors = objects.tensors(ref, transport, known, placement)
     except ObjectLostError as error:
         if not ident:
             raise
+        process.local.placement = placement
         return objects.value_again(ident, ref, error)
+    process.local.placement = placement
     return _load_whole_value(tensors, stream, buffers)
 
 
 def _load_whole_value(tensors: Sequence[Any], stream: bytes, buffers: Sequence[Any]) -> Any:
-    return _ValueReader(stream, buffers, tensors).load()
+    local = need_process().local
+    placement, local.placement = local.placement, None  # of this value, not of others in it
+    return _ValueReader(stream, buffers, tensors if placement is None else placement.place(tensors)).load()
 
 
 def reply_with_device_values(

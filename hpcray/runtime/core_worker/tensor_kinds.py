@@ -52,3 +52,8 @@ def sizes_of(tensors: Sequence[Any]) -> Mapping[str, int]:
             seen.add(place)
         sizes[device] = sizes.get(device, 0) + size
     return sizes
+
+
+def version_of(tensors: Sequence[Any]) -> int:
+    """Return PyTorch's count of the writes to tensors."""
+    return sum(int(getattr(tensor, "_version", 0)) for tensor in tensors)
