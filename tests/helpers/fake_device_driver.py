@@ -120,6 +120,8 @@ class FakeDeviceDriver:
         """Bytes of all copies to the host, in order."""
         self.up: list[int] = []
         """Bytes of all copies to the device, in order."""
+        self.used: set[str] = set()
+        """Devices with copies between them and the host."""
         self.most_under_way = 0
         """Copies between host and device that were in one stream at once."""
         self.pause = 0.0
@@ -362,7 +364,7 @@ class FakeDeviceDriver:
             self.misuse("an event was closed that is not open")
 
     def record(self, device: str, event: int) -> None:
-        stream = getattr(self._streams, "current", None)
+        stream = self._current_streams().get(device)
         if stream is not None:
             self._recorded[event] = stream, len(stream.copies)
             return
@@ -374,8 +376,8 @@ class FakeDeviceDriver:
             self.misuse(f"a stream of {device}")
         if not self.transfers():
             raise DeviceDriverError("there are no more streams")
-        outer, stream = getattr(self._streams, "current", None), _Stream()
-        self._streams.current = stream
+        outer, stream = self._current_streams(), _Stream()
+        self._streams.current = {**outer, device: stream}
         self._open_streams.append(stream)
         try:
             yield
@@ -385,22 +387,28 @@ class FakeDeviceDriver:
             self._open_streams.remove(stream)
             self._streams.current = outer
 
-    def _add_copy(self, address: int, pointer: int, size: int, up: bool) -> None:
+    def _current_streams(self) -> dict[str, _Stream]:
+        """Those of `transfer_stream` that are current in this thread, by device."""
+        found: dict[str, _Stream] = getattr(self._streams, "current", {})
+        return found
+
+    def _add_copy(self, device: str, address: int, pointer: int, size: int, up: bool) -> None:
         if not self.transfers():
             raise DeviceDriverError("this copy is refused")
-        segment, stream = self._segment_of(pointer), self._streams.current
+        segment, stream = self._segment_of(pointer), self._current_streams()[device]
         if segment is None or pointer + size > segment.base + segment.size:
             self.misuse("a copy of what is not on the device")
             return
         self.is_registered(address, size)
         stream.copies.append((address, pointer, size, up))
+        self.used.add(device)
         self.most_under_way = max(self.most_under_way, len(stream.copies) - stream.made)
 
     def copy_to_host(self, device: str, address: int, pointer: int, size: int) -> None:
-        self._add_copy(address, pointer, size, False)
+        self._add_copy(device, address, pointer, size, False)
 
     def copy_to_device(self, device: str, pointer: int, address: int, size: int) -> None:
-        self._add_copy(address, pointer, size, True)
+        self._add_copy(device, address, pointer, size, True)
 
     def _make_copies(self, stream: _Stream, count: int) -> None:
         for address, pointer, size, up in stream.copies[stream.made : count]:

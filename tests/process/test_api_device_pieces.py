@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine import PATIENCE, Marks, eventually, exceptions, hpcray_only, ray
+from engine import PATIENCE, Marks, eventually, exceptions, exit_actor, hpcray_only, ray
 
 from hpcray.core.core_worker.object_entry import tensors_of
 from hpcray.runtime.core_worker.core_worker import current
@@ -64,8 +64,15 @@ class Holder:
     def be_slow(self, pause: float) -> None:
         self.driver.pause = pause
 
+    def use_several(self) -> None:
+        """Tensors of an odd length count as those of the second device."""
+        self.driver.device_of = lambda tensor: self.driver.visible[tensor.numel() % 2]
+
     def pid(self) -> int:
         return os.getpid()
+
+    def leave(self) -> None:
+        exit_actor()
 
     @ray.method(tensor_transport="auto")
     def make(self, value: float, length: int = LENGTH) -> Any:
@@ -83,6 +90,16 @@ class Holder:
             small.view(6, 10).t(), small[3:3], large[5:6].requires_grad_(), self.driver.tensor(0),
         ]  # fmt: skip
         return tensors, [tensor.shape for tensor in tensors]
+
+    @ray.method(tensor_transport="auto")
+    def make_several(self) -> Any:
+        return [self.driver.tensor(length, float(length)) for length in (LENGTH, LENGTH + 1, 10, 11)]
+
+    def read_several(self, value: Any) -> list[str]:
+        """The devices that the copies went to."""
+        for tensor in value:
+            assert torch.equal(tensor, torch.full_like(tensor, float(tensor.numel())))
+        return sorted(self.driver.used)
 
     def read(self, value: Any) -> tuple[bool, bool]:
         """Whether the value is right, and on this process's device."""
@@ -166,6 +183,16 @@ def test_views_parameters_and_shared_memory_arrive(devices: str) -> None:
     assert ray.get(reader.read_views.remote(ref), timeout=PATIENCE)
     assert ray.get(Holder.remote(devices).read_views.remote(ref), timeout=PATIENCE)
     assert copies_of(reader)["up"] == PIECES + 1, "what no tensor covers does not travel; small ones share a piece"
+
+
+@pytest.mark.parametrize(("visible", "used"), [(("a", "b"), ["a", "b"]), (("a",), ["a"])])
+def test_tensors_of_several_devices_arrive_on_those_with_the_same_numbers(
+    devices: str, visible: tuple[str, ...], used: list[str]
+) -> None:
+    maker, reader = Holder.remote(devices, "gpu-0", "gpu-1"), Holder.remote(devices, *visible)
+    ray.get(maker.use_several.remote())
+    assert ray.get(reader.read_several.remote(maker.make_several.remote()), timeout=PATIENCE) == used
+    assert not copies_of(maker)["open"] and not copies_of(reader)["open"]
 
 
 def test_pieces_are_freed_with_the_value(devices: str) -> None:
@@ -257,6 +284,17 @@ def test_a_value_that_is_made_again_while_a_task_reads_it_is_read_again(devices:
         process.engine.flush()
     assert ray.get(answer, timeout=PATIENCE) == [6.5, 6.5, -6.5]
     assert copies_of(maker)["down"] > PIECES and len(marks.lines()) == 1
+
+
+def test_a_maker_that_ends_in_order_in_the_middle_has_moved_the_value(devices: str) -> None:
+    maker, reader = Holder.remote(devices, "gpu-0"), Holder.remote(devices, "gpu-1")
+    ray.get(maker.be_slow.remote(0.5))
+    answer = reader.read.remote(maker.make.remote(3.5))
+    eventually(lambda: copies_of(reader)["up"] >= 1)
+    with pytest.raises(exceptions.RayActorError):
+        ray.get(maker.leave.remote(), timeout=PATIENCE)
+    assert ray.get(answer, timeout=PATIENCE)[0]
+    assert not copies_of(reader)["open"]
 
 
 def test_a_reader_that_is_killed_in_the_middle_leaves_nothing(devices: str) -> None:
