@@ -48,7 +48,7 @@ class Holder:
         if visible:
             device_memory.use_driver(self.driver)
         self.began: list[float] = []
-        self.accepted, self.broken = 1000, False
+        self.accepted, self.broken = 1_000_000, False
         self.value: Any = None
 
     def transfer(self) -> bool:
@@ -94,6 +94,19 @@ class Holder:
     @ray.method(tensor_transport="auto")
     def make_several(self) -> Any:
         return [self.driver.tensor(length, float(length)) for length in (LENGTH, LENGTH + 1, 10, 11)]
+
+    @ray.method(tensor_transport="auto")
+    def make_many(self, count: int) -> Any:
+        return {f"layer.{number}": self.driver.tensor(250, float(number)) for number in range(count)}
+
+    def announce_less(self) -> None:
+        from hpcray.runtime.core_worker import device_pieces
+
+        device_pieces._ANNOUNCED_SIZE = 10_000
+
+    def read_many(self, value: Any) -> int:
+        assert all(bool((tensor == number).all()) for number, tensor in enumerate(value.values()))
+        return sum(self.driver.is_on_device(tensor) for tensor in value.values())
 
     def read_several(self, value: Any) -> list[str]:
         """The devices that the copies went to."""
@@ -195,6 +208,15 @@ def test_tensors_of_several_devices_arrive_on_those_with_the_same_numbers(
     assert not copies_of(maker)["open"] and not copies_of(reader)["open"]
 
 
+def test_many_small_tensors_share_pieces_and_too_many_pass_as_a_whole(devices: str) -> None:
+    maker, reader = Holder.remote(devices, "gpu-0"), Holder.remote(devices, "gpu-1")
+    assert ray.get(reader.read_many.remote(maker.make_many.remote(3000)), timeout=PATIENCE) == 3000
+    assert copies_of(maker)["down"] == copies_of(reader)["up"] >= 3000
+    ray.get(maker.announce_less.remote())
+    assert ray.get(reader.read_many.remote(maker.make_many.remote(3000)), timeout=PATIENCE) == 0
+    assert copies_of(maker)["down"] == 3000
+
+
 def test_pieces_are_freed_with_the_value(devices: str) -> None:
     maker, reader = Holder.remote(devices, "gpu-0"), Holder.remote(devices, "gpu-1")
     assert ray.get(reader.read.remote(maker.make.remote(1.0)), timeout=PATIENCE)[0]
@@ -238,7 +260,7 @@ def test_an_error_in_the_middle_reaches_the_reader_and_the_next_one_gets_the_ten
         with pytest.raises(exceptions.RaySystemError, match="the device is broken"):
             ray.get(reader.read_copy.remote([ref]), timeout=PATIENCE)
         assert not copies_of(reader)["open"]
-    ray.get(maker.accept.remote(1000))
+    ray.get(maker.accept.remote(1_000_000))
     reader = Holder.remote(devices, "gpu-1")
     assert ray.get(reader.read.remote(ref), timeout=PATIENCE) == (True, True)
     assert not copies_of(maker)["open"] and not copies_of(reader)["open"]
