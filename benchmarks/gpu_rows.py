@@ -230,12 +230,12 @@ def untried(name: str, why: str) -> None:
 
 
 def other_gpus(ray: Any, options: argparse.Namespace, rows: dict[str, float]) -> None:
-    """A tensor of one GPU that a process with another GPU reads: in place through a peer's memory, where it sees both
-    GPUs, and in pieces through the host, where it sees its own."""
+    """A tensor of one GPU that a process with another GPU reads. Each sees its own GPU alone, so the tensor passes
+    through the host."""
     count = torch.cuda.device_count() if options.device != "cpu" else 0
     size = min(SIZES["1 GB"], options.largest)
     if count < 2 or options.engine != "hpcray":
-        untried("reader with another GPU: peer, host, GPUDirect", "it needs two GPUs")
+        untried("reader with another GPU, through the host", "it needs two GPUs")
         return
     kind = ray.remote(num_cpus=0, num_gpus=1)
     maker, reader = kind(Maker).remote(options.device), kind(Reader).remote(options.device)
