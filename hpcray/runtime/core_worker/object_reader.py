@@ -215,6 +215,8 @@ class ObjectReader:
         """A view from which a device copies at full speed; None: there is none."""
         from hpcray.runtime.core_worker.registered_memory import registered_memory  # few programs use it
 
+        if self._context.local.plain_views:
+            return None
         registered = registered_memory(self._context)
         if registered is None:
             return None
