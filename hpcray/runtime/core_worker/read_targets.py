@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpcray.common.exceptions import GetTimeoutError
 from hpcray.runtime.core_worker.io_engine import monotonic
@@ -52,6 +52,19 @@ class TensorPlacement:
         return self.buffers
 
 
+class _Target(NamedTuple):
+    """What was set for a ref. buffers, device: as in `TensorPlacement`."""
+
+    ref: weakref.ref[Any]
+    buffers: list[weakref.ref[Any]] | None
+    device: str
+
+    def alive(self) -> list[Any] | None:
+        """Return the buffers; None if one of them is gone, as the others are not used then."""
+        found = [buffer() for buffer in self.buffers or ()]
+        return None if self.buffers is None or any(buffer is None for buffer in found) else found
+
+
 class ReadTargets:
     """The targets of one process. Its `get` looks at them from the first one on.
 
@@ -61,7 +74,7 @@ class ReadTargets:
 
     def __init__(self, process: CoreWorker) -> None:
         self._process = process
-        self._targets: dict[bytes, tuple[list[weakref.ref[Any]] | None, str]] = {}
+        self._targets: dict[bytes, _Target] = {}
         self._get_one, self._get = process.get_one, process.get
         process.get_one, process.get = self.get_one, self.get
 
@@ -75,8 +88,9 @@ class ReadTargets:
 
     def set(self, ref: ObjectRef[Any], buffers: Sequence[Any] | None, device: str = "") -> None:
         """Have `get` of a ref read into these tensors, which it does not keep alive, or to a device."""
-        alive = {oid: target for oid, target in self._targets.items() if target[0] is None or _alive(target[0])}
-        alive[ref._id] = (None if buffers is None else [weakref.ref(buffer) for buffer in buffers], device)
+        alive = {oid: target for oid, target in self._targets.items() if target.ref() is not None}
+        references = None if buffers is None else [weakref.ref(buffer) for buffer in buffers]
+        alive[ref._id] = _Target(weakref.ref(ref), references, device)
         self._targets = alive
 
     def get_one(self, ref: ObjectRef[Any], timeout: float | None) -> Any:
@@ -88,16 +102,16 @@ class ReadTargets:
         target = self._targets.get(ref._id)
         if target is None:
             return self._get_one(ref, timeout)
-        references, device = target
         local = self._process.local
         outer = local.placement
-        placement = local.placement = TensorPlacement(None if references is None else _alive(references), device)
+        placement = local.placement = TensorPlacement(target.alive(), target.device)
         try:
             value = self._get_one(ref, timeout)
         finally:
             local.placement = outer
-            if outer is not None:  # its value was lost, and this is the one that was made again
-                outer.used = True
+        if outer is not None:  # its value was lost while it was unpickled, and this is the one that was made again
+            outer.used, outer.error = placement.used, placement.error
+            return value
         if placement.error is not None:
             raise placement.error
         if not placement.used:
@@ -122,12 +136,6 @@ class ReadTargets:
                 text = f"{len(values)} of {len(refs)} values were read in {timeout} s; {error}"
                 raise GetTimeoutError(text) from None
         return values
-
-
-def _alive(references: list[weakref.ref[Any]]) -> list[Any] | None:
-    """Return the tensors; None if one of them is gone, as the others are not used then."""
-    found = [reference() for reference in references]
-    return None if any(buffer is None for buffer in found) else found
 
 
 def _mismatch(buffers: Sequence[Any], tensors: Sequence[Any]) -> str:
