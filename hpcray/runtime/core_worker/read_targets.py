@@ -53,7 +53,7 @@ class TensorPlacement:
 
 
 class _Target(NamedTuple):
-    """What was set for a ref. buffers, device: as in `TensorPlacement`."""
+    """Target of a ref. buffers, device: as in `TensorPlacement`."""
 
     ref: weakref.ref[Any]
     buffers: list[weakref.ref[Any]] | None
