@@ -30,6 +30,12 @@ RAY_MAX_LIMIT_FROM_API_SERVER = int(os.environ.get("RAY_MAX_LIMIT_FROM_API_SERVE
 RAY_MAX_LIMIT_FROM_DATA_SOURCE = int(os.environ.get("RAY_MAX_LIMIT_FROM_DATA_SOURCE", "10000"))
 """Most rows of one process's answer."""
 
+
+def max_limit() -> int:
+    """Return the most rows of an answer. Programs set the variable after their imports, before `init`."""
+    return int(os.environ.get("RAY_MAX_LIMIT_FROM_API_SERVER", RAY_MAX_LIMIT_FROM_API_SERVER))
+
+
 PredicateType = str
 SupportedFilterType = str | bool | int | float
 Filter = tuple[str, PredicateType, SupportedFilterType]
