@@ -277,9 +277,8 @@ class CudaDriver:
         return self._torch.as_tensor(array, device=f"cuda:{number}").untyped_storage()
 
     def new_event(self, device: str) -> tuple[Any, bytes]:
-        event, handle = ctypes.c_void_p(), _Handle()
+        event, handle = self._create_event(device, _INTERPROCESS), _Handle()
         with self._context(device):
-            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMING | _INTERPROCESS))
             self._call("cuIpcGetEventHandle", ctypes.byref(handle), event)
         return event, ctypes.string_at(ctypes.byref(handle), ctypes.sizeof(handle))
 
@@ -332,10 +331,7 @@ class CudaDriver:
             )  # fmt: skip
 
     def new_local_event(self, device: str) -> Any:
-        event = ctypes.c_void_p()
-        with self._context(device):
-            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMING | _BLOCKING_SYNC))
-        return event
+        return self._create_event(device, _BLOCKING_SYNC)
 
     def await_event(self, device: str, event: Any) -> None:
         with self._context(device):
@@ -367,3 +363,9 @@ class CudaDriver:
             if active.value:
                 with self._context(device):
                     self._call("cuCtxSynchronize")
+
+    def _create_event(self, device: str, kind: int) -> ctypes.c_void_p:
+        event = ctypes.c_void_p()
+        with self._context(device):
+            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMING | kind))
+        return event

@@ -181,11 +181,8 @@ class DeviceBytes(DeferredBytes):
     """
 
     def __init__(self, storage: Any, low: int, high: int) -> None:
-        import torch
-
         self.nbytes = high - low
-        self._part = torch.empty(0, dtype=torch.uint8, device=storage.device)
-        self._part.set_(storage, low, (self.nbytes,), (1,))
+        self._part = bytes_in(storage, low, self.nbytes)
 
     def raw(self) -> DeviceBytes:
         """Return itself: it is contiguous."""
@@ -360,6 +357,13 @@ def host_storage(size: int) -> Any:
     return own
 
 
+def bytes_in(storage: Any, first: int, size: int) -> Any:
+    """Return a part of a storage as a tensor of bytes. first: where it begins."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, first, (size,), (1,))
+
+
 def torch_view(content: Any) -> Any:
     """Return a tensor in the memory of an array, which may be read-only: nothing must write to the tensor then."""
     import torch
@@ -375,7 +379,7 @@ def _reduce_state(state: Any) -> Any:
 
 
 class _Copied:
-    """Stands for a `bytes` or `bytearray` whose content is the pickle's only buffer."""
+    """Stands for a `bytes`, `bytearray` or memoryview whose content is the pickle's only buffer."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -384,7 +388,12 @@ class _Copied:
         return self._kind, (pickle.PickleBuffer(b""),)
 
 
-COPIED = {kind: pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None) for kind in (bytes, bytearray)}
+def around_buffer(kind: type) -> bytes:
+    """Return the pickle of `kind(buffer)`, whose buffer is the pickle's only one."""
+    return pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None)
+
+
+COPIED = {kind: around_buffer(kind) for kind in (bytes, bytearray)}
 """The pickles of a `bytes` and of a `bytearray` that are alone in their object."""
 
 _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {

@@ -13,7 +13,6 @@ Copies between device and host are those of a stream of its own, two at a time, 
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -25,7 +24,7 @@ from hpcray.common.ids import PUT_INDEX, raylet_of
 from hpcray.core.core_worker.tensor_pieces import PIECED_SIZE, PieceRange, bytes_of, divide, piece_size
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import UNIT, DeviceBytes, host_storage, torch_view
+from hpcray.protocol.out_of_band import UNIT, DeviceBytes, around_buffer, bytes_in, host_storage, torch_view
 from hpcray.protocol.serialization import SerializationError, Serialized, serialize, serialize_error
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.device_memory import (
@@ -36,6 +35,7 @@ from hpcray.runtime.core_worker.device_memory import (
     tensor_at,
 )
 from hpcray.runtime.core_worker.object_refs import ObjectRef, new_ref
+from hpcray.runtime.core_worker.object_writer import ReservedContent
 from hpcray.runtime.core_worker.registered_memory import transfer_memory
 
 _UNDER_WAY = 2
@@ -152,13 +152,14 @@ class _PieceTransfer:
     """The copy of a piece.
 
     number: of the piece. event: of its end; None: it has ended. content: of the piece in the store. host: NumPy's array
-    of the same bytes, from or to which they are copied. kept: what ends with the copy. offset: in the arena.
+    of the same bytes, from or to which they are copied. kept: what ends with the copy. offset: in the arena. device: of
+    the stream.
     """
 
-    __slots__ = ("content", "event", "host", "kept", "number", "offset")
+    __slots__ = ("content", "device", "event", "host", "kept", "number", "offset")
 
     def __init__(self, number: int) -> None:
-        self.number, self.offset = number, 0
+        self.number, self.offset, self.device = number, 0, ""
         self.event: Any = None
         self.content: Any = None
         self.host: Any = None
@@ -180,21 +181,56 @@ class _PieceTransfer:
         self.content = None
 
 
-class _PieceValue:
-    """Pickles as a view of the pickle's only buffer."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return memoryview, (pickle.PickleBuffer(b""),)
+_PIECE = around_buffer(memoryview)
+_Ordinarily = Callable[[_PieceTransfer], object]
 
 
-class _Content:
-    """Stands for the bytes of a piece, which are filled in place."""
+class _PieceCopies:
+    """Copies of pieces that are under way, the oldest first: work of streams or, where the driver refuses, PyTorch's.
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
+    Args:
+        warn: called with the reason where the driver refuses.
 
+    Attributes:
+        streams: None: PyTorch copies all.
+    """
 
-_PIECE = pickle.dumps(_PieceValue(), 5, buffer_callback=lambda _: None)
+    def __init__(self, warn: Callable[[str], object]) -> None:
+        self.streams: TransferStreams | None = None
+        self.under_way: deque[_PieceTransfer] = deque()
+        self._warn = warn
+
+    def begin(
+        self, copy: _PieceTransfer, device: str, copies: Callable[[DeviceDriver], object], ordinarily: _Ordinarily
+    ) -> None:
+        """Begin the copy of a piece.
+
+        Args:
+            copies: gives the driver what belongs to it. ordinarily: has PyTorch copy it, at once.
+        """
+        copy.device = device
+        if self.streams is not None:
+            try:
+                copy.event = self.streams.begin(device, copies)
+            except DeviceDriverError as error:
+                self.refused(error)
+        if copy.event is None:
+            ordinarily(copy)
+
+    def end(self, copy: _PieceTransfer, ordinarily: _Ordinarily) -> None:
+        """Wait until a piece is copied, and give up its memory. ordinarily: as in `begin`."""
+        if copy.event is not None and self.streams is not None:
+            try:
+                self.streams.end(copy.device, copy.event)
+            except DeviceDriverError as error:
+                self.refused(error)
+                ordinarily(copy)
+            copy.event = None
+        copy.close()
+
+    def refused(self, error: DeviceDriverError) -> None:
+        """The driver does not copy."""
+        self._warn(f"a GPU's driver does not copy tensors in pieces ({error}): PyTorch copies them")
 
 
 class PieceWriter:
@@ -209,9 +245,9 @@ class PieceWriter:
         warn: Callable[[str], object],
     ) -> None:  # fmt: skip
         self._process, self._driver, self._oid, self._warn = process, driver, oid, warn
-        self._streams: TransferStreams | None = None
+        self._copies = _PieceCopies(warn)
+        self._under_way = self._copies.under_way
         self._refs: list[ObjectRef[Any]] = []
-        self._under_way: deque[_PieceTransfer] = deque()
         self._requested = self._begun = self._written = 0
         self._storages: list[Any] = []
         self._names: list[str] = []  # of the devices of the storages
@@ -257,7 +293,9 @@ class PieceWriter:
         try:
             with ExitStack() as opened:
                 try:
-                    self._streams = opened.enter_context(TransferStreams(self._driver, sorted(set(self._devices))))
+                    self._copies.streams = opened.enter_context(
+                        TransferStreams(self._driver, sorted(set(self._devices)))
+                    )
                     order()
                 except DeviceDriverError as error:
                     self._warn(f"a GPU's driver does not copy tensors in pieces ({error}): PyTorch copies them whole")
@@ -347,25 +385,12 @@ class PieceWriter:
                 source = self._storages[part.storage].data_ptr() + self._parts[part.storage].low + part.first
                 driver.copy_to_host(device, address + part.at, source, part.size)
 
-        if self._streams is not None:
-            try:
-                copy.event = self._streams.begin(device, copies)
-            except DeviceDriverError as error:
-                self._refused(error)
-        if copy.event is None:
-            self._copy_ordinarily(copy)
+        self._copies.begin(copy, device, copies, self._copy_ordinarily)
 
     def _finish(self, copy: _PieceTransfer) -> None:
         """Wait until a piece is written, and seal it."""
         process, ref, blob = self._process, self._refs[copy.number], self._blob(copy.number)
-        if copy.event is not None and self._streams is not None:
-            try:
-                self._streams.end(self._devices[copy.number], copy.event)
-            except DeviceDriverError as error:
-                self._refused(error)
-                self._copy_ordinarily(copy)
-            copy.event = None
-        copy.close()
+        self._copies.end(copy, self._copy_ordinarily)
         blob.write_end(lambda at, content: process.arena.write(copy.offset + at, content))
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), m.Seal(ref._id))
@@ -375,16 +400,13 @@ class PieceWriter:
             process.engine.flush()
 
     def _blob(self, number: int) -> Serialized:
-        return Serialized(_PIECE, [_Content(bytes_of(self._pieces[number]))])
+        return Serialized(_PIECE, [ReservedContent(bytes_of(self._pieces[number]))])
 
     def _copy_ordinarily(self, copy: _PieceTransfer) -> None:
         for part in self._pieces[copy.number]:
             first = self._parts[part.storage].low + part.first
             source = DeviceBytes(self._storages[part.storage], first, first + part.size)
             source.copy_to(memoryview(copy.host[part.at : part.at + part.size]))
-
-    def _refused(self, error: DeviceDriverError) -> None:
-        self._warn(f"a GPU's driver does not copy tensors in pieces ({error}): PyTorch copies them")
 
     def _end(self, problem: BaseException) -> None:
         """No copy is under way any more. What is not written is this error."""
@@ -417,9 +439,9 @@ class PieceReader:
     """
 
     def __init__(self, process: CoreWorker, found: TensorPieces, warn: Callable[[str], object]) -> None:
-        self._process, self._found, self._warn = process, found, warn
-        self._streams: TransferStreams | None = None
-        self._under_way: deque[_PieceTransfer] = deque()
+        self._process, self._found = process, found
+        self._copies = _PieceCopies(warn)
+        self._under_way = self._copies.under_way
         self._storages: list[Any] = []
         self._names: list[str] = []
         self._driver = find_driver()
@@ -444,9 +466,11 @@ class PieceReader:
             with ExitStack() as opened:
                 if self._driver is not None:
                     try:
-                        self._streams = opened.enter_context(TransferStreams(self._driver, sorted(set(self._names))))
+                        self._copies.streams = opened.enter_context(
+                            TransferStreams(self._driver, sorted(set(self._names)))
+                        )
                     except DeviceDriverError as error:
-                        self._refused(error)
+                        self._copies.refused(error)
                 self._read_all(deadline)
         finally:
             for copy in self._under_way:
@@ -493,41 +517,18 @@ class PieceReader:
                 target = self._storages[part.storage].data_ptr() + part.first
                 driver.copy_to_device(self._names[part.storage], target, address + part.at, part.size)
 
-        if self._streams is not None:
-            try:
-                copy.event = self._streams.begin(self._device(copy), copies)
-            except DeviceDriverError as error:
-                self._refused(error)
-        if copy.event is None:
-            self._copy_ordinarily(copy)
+        self._copies.begin(copy, self._names[piece[0].storage], copies, self._copy_ordinarily)
 
     def _finish(self) -> None:
         """Wait until the first piece that is under way is where it belongs."""
         copy = self._under_way[0]
-        if copy.event is not None and self._streams is not None:
-            try:
-                self._streams.end(self._device(copy), copy.event)
-            except DeviceDriverError as error:
-                self._refused(error)
-                self._copy_ordinarily(copy)
-            copy.event = None
-        copy.close()
+        self._copies.end(copy, self._copy_ordinarily)
         self._under_way.popleft()
 
-    def _device(self, copy: _PieceTransfer) -> str:
-        return self._names[self._found.pieces[copy.number][0].storage]
-
     def _copy_ordinarily(self, copy: _PieceTransfer) -> None:
-        import torch
-
         for part in self._found.pieces[copy.number]:
-            storage = self._storages[part.storage]
-            target = torch.empty(0, dtype=torch.uint8, device=storage.device)
-            target.set_(storage, part.first, (part.size,), (1,))
+            target = bytes_in(self._storages[part.storage], part.first, part.size)
             target.copy_(torch_view(copy.host[part.at : part.at + part.size]))
-
-    def _refused(self, error: DeviceDriverError) -> None:
-        self._warn(f"a GPU's driver does not copy tensors in pieces ({error}): PyTorch copies them")
 
 
 def _covered(found: TensorLocation, element: int) -> tuple[int, int]:

@@ -255,7 +255,7 @@ class ObjectBuffer:
         self.array: Any = None
         self._context = context
         self._layout = _Layout(shape, dtype, order)
-        content = _Content(self._layout.nbytes)
+        content = ReservedContent(self._layout.nbytes)
         self._blob = Serialized(pickle.dumps(self._layout, 5, buffer_callback=lambda _: None), [content])
         with context.engine.lock:
             self._id = context.next_task_id() + PUT_INDEX
@@ -302,8 +302,12 @@ class ObjectBuffer:
         return new_ref(self._id)
 
 
-class _Content:
-    """Stands for a buffer that is filled in place."""
+class ReservedContent:
+    """Stands for a buffer of a `Serialized` that is filled in place.
+
+    Args:
+        nbytes: its bytes.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
