@@ -122,8 +122,8 @@ class PlacementGroupClient:
         return next((group for group, refs in promised if any(oid == waiting for waiting, _ in refs)), None)
 
     def state_of(self, group: bytes) -> str:
-        """Return the last state of a group that the head has sent, PENDING if it has sent none; "" for a group that this
-        process does not watch (lock held)."""
+        """Return the last state of a group that the head has sent, PENDING if it has sent none; "" for a group that
+        this process does not watch (lock held)."""
         return self._states.get(group, PENDING if group in self._watched else "")
 
     def on_state(self, msg: m.PlacementGroupStateUpdate) -> None:
