@@ -31,6 +31,17 @@ def test_why_shows_a_placement_group_that_has_no_place():
         ray.get(ready)
 
 
+def test_a_get_of_a_group_that_waits_for_the_room_of_another_says_so():
+    held = ray.util.placement_group([{"CPU": 2}])
+    assert held.wait(PATIENCE)
+    group = ray.util.placement_group([{"CPU": 2}])
+    with pytest.raises(ray.exceptions.GetTimeoutError, match="waits; its bundles are not reserved yet"):
+        ray.get(group.ready(), timeout=0.5)
+    ray.util.remove_placement_group(held)
+    ray.get(group.ready())
+    ray.util.remove_placement_group(group)
+
+
 def test_why_shows_a_runtime_env_that_is_being_set_up(tmp_path: Path):
     began, go = tmp_path / "began", tmp_path / "go"
 

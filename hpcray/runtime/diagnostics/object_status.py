@@ -88,7 +88,8 @@ def status_of_object(process: CoreWorker, oid: bytes, entry: ObjectEntry) -> Obj
         state = process.placement_groups.state_of(group)
         why = process.submitter.wait_reasons.get(ACTOR_SCHEDULING_CLASS, "")
         told = group.hex() in why and state != "CREATED"
-        waits = f"waits: {why}" if told else f"waits; the group is {state or 'not known yet'}"
+        is_so = f"the group is {state}" if state else "its bundles are not reserved yet"
+        waits = f"waits: {why}" if told else f"waits; {is_so}"
         return ObjectStatus(f"ready() of placement group {group.hex()}", waits, GROUP, group=group)
     return ObjectStatus("put", "is being written", WRITING)
 
