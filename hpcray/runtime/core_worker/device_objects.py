@@ -20,7 +20,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RaySystemError
 from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
@@ -29,7 +29,7 @@ from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import Pickler, pickling, views_of_tensors
+from hpcray.protocol.out_of_band import pickling, views_of_tensors
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import BEHIND_CHECK
@@ -47,7 +47,8 @@ from hpcray.runtime.core_worker.device_memory import (
 )
 from hpcray.runtime.core_worker.device_pieces import PieceReader, PieceWriter, TensorPieces, error_blob
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
-from hpcray.runtime.core_worker.tensor_kinds import device_of, is_tensor_class, sizes_of, version_of
+from hpcray.runtime.core_worker.tensor_kinds import device_of, sizes_of, version_of
+from hpcray.runtime.core_worker.value_parts import ValueParts, ValuePickler, WholeValue, load_whole_value
 
 if TYPE_CHECKING:
     from hpcray.runtime.core_worker.read_targets import TensorPlacement
@@ -64,13 +65,6 @@ _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
 COPIES, PARTS = "copies", "parts"
 """See `ThreadState.tensors_as`."""
-
-
-class ValueParts(NamedTuple):
-    """A value without its tensors: its pickle, and what that left out."""
-
-    stream: bytes
-    buffers: Sequence[Any]
 
 
 class DeviceObjects:
@@ -600,7 +594,7 @@ class DeviceObjects:
         if tensors is None or not isinstance(parts, ValueParts):
             return  # it was freed, or is whole already
         self._order_after(oid, tensors)
-        blob, _ = serialize(_WholeValue(tensors, parts))
+        blob, _ = serialize(WholeValue(tensors, parts))
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         stored = size > process.config.inline_limit
         content = b""
@@ -677,7 +671,7 @@ class DeviceValue:
         tensors: list[Any] = []
         buffers: list[pickle.PickleBuffer] = []
         file = io.BytesIO()
-        _ValuePickler(file, tensors, buffers, kind).dump(self._value)
+        ValuePickler(file, tensors, buffers, kind).dump(self._value)
         if wanted is not None:
             self._check_devices(tensors, wanted)
         if not tensors:
@@ -695,66 +689,13 @@ class DeviceValue:
                 )
 
 
-class _WholeValue:
-    """Stands for a value of which the pickle without tensors exists; it is pickled with them."""
-
-    def __init__(self, tensors: Sequence[Any], parts: ValueParts) -> None:
-        self._tensors, self._parts = tensors, parts
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        buffers = [pickle.PickleBuffer(buffer) for buffer in self._parts.buffers]
-        return _load_whole_value, (list(self._tensors), self._parts.stream, buffers)
-
-
-class _ValuePickler(Pickler):
-    """Pickles a value with numbers in the places of its tensors.
-
-    Args:
-        kind: the only class of tensors; None: all that PyTorch, JAX, CuPy and Numba have, and what else DLPack knows,
-            but for NumPy's arrays.
-    """
-
-    def __init__(
-        self, file: io.BytesIO, tensors: list[Any], buffers: list[pickle.PickleBuffer], kind: type | None
-    ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffers.append)
-        self._kind = kind
-        self._tensors = tensors
-        self._numbers: dict[int, int] = {}
-        self._known: dict[type, bool] = {}
-
-    def persistent_id(self, item: Any) -> int | None:
-        """Return the number of a tensor; None for all else."""
-        kind = type(item)
-        is_tensor = self._known.get(kind)
-        if is_tensor is None:
-            is_tensor = self._known[kind] = (
-                is_tensor_class(kind) if self._kind is None else issubclass(kind, self._kind)
-            )
-        if not is_tensor:
-            return None
-        number = self._numbers.setdefault(id(item), len(self._tensors))
-        if number == len(self._tensors):
-            self._tensors.append(item)
-        return number
-
-
-class _ValueReader(pickle.Unpickler):
-    def __init__(self, stream: bytes, buffers: Sequence[Any], tensors: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(stream), buffers=buffers)
-        self._tensors = tensors
-
-    def persistent_load(self, number: int) -> Any:
-        return self._tensors[number]
-
-
 def _load_value(
     ref: ObjectRef[Any] | None, stream: bytes, buffers: Sequence[Any], ident: bytes = b"", transport: str = "",
     known: Any = None,
 ) -> Any:  # fmt: skip
     """The value that a `DeviceValue` stands for, in any process."""
     if ref is None:
-        return _load_whole_value((), stream, buffers)
+        return load_whole_value((), stream, buffers)
     process = need_process()
     if process.local.tensors_as == PARTS:
         return ValueParts(stream, [bytes(buffer) for buffer in buffers])
@@ -768,13 +709,7 @@ def _load_value(
         process.local.placement = placement
         return objects.value_again(ident, ref, error)
     process.local.placement = placement
-    return _load_whole_value(tensors, stream, buffers)
-
-
-def _load_whole_value(tensors: Sequence[Any], stream: bytes, buffers: Sequence[Any]) -> Any:
-    local = need_process().local
-    placement, local.placement = local.placement, None  # of this value, not of others in it
-    return _ValueReader(stream, buffers, tensors if placement is None else placement.place(tensors)).load()
+    return load_whole_value(tensors, stream, buffers)
 
 
 def reply_with_device_values(
