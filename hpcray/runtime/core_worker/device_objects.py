@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RaySystemError
 from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
-from hpcray.core.core_worker.device_mappings import MAPPED, choose_way
+from hpcray.core.core_worker.device_mappings import DIRECT, MAPPED, Place
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
@@ -46,6 +46,7 @@ from hpcray.runtime.core_worker.device_memory import (
     wait_for_devices,
 )
 from hpcray.runtime.core_worker.device_pieces import PieceReader, PieceWriter, TensorPieces, error_blob
+from hpcray.runtime.core_worker.direct_tensors import DirectTensors, DirectTransferError, choose
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 from hpcray.runtime.core_worker.tensor_kinds import device_of, sizes_of, version_of
 from hpcray.runtime.core_worker.value_parts import ValueParts, ValuePickler, WholeValue, load_whole_value
@@ -89,6 +90,8 @@ class DeviceObjects:
         """Blob and description of those that are exported in pieces; b"" where some pieces could not be written."""
         self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
+        self.direct: DirectTensors | None = None
+        """What passes between devices of hosts; None before the first object of a device was made or read here."""
 
     @classmethod
     def of(cls, process: CoreWorker) -> DeviceObjects:
@@ -100,13 +103,13 @@ class DeviceObjects:
             return found
 
     def add(
-        self, tensors: Sequence[Any], value: bytes, transport: str = ""
+        self, tensors: Sequence[Any], value: bytes, transport: str = "", only_direct: bool = False
     ) -> tuple[ObjectRef[Any], TensorTransportMetadata | DeviceDescriptor | None]:
         """Keep tensors here.
 
         Args:
             value: id of the object that is their value; b"" where this process puts it.
-            transport: name of a registered one; "" for those of hpcray.
+            transport: name of a registered one; "" for those of hpcray. only_direct: as in `DeviceDescriptor`.
 
         Returns:
             The ref of the object that has them, and what readers by that transport have to know.
@@ -130,6 +133,8 @@ class DeviceObjects:
             collect = partial(manager.garbage_collect, oid.hex(), known, list(tensors))
         if self._limit and isinstance(known, DeviceDescriptor):
             known = known._replace(moves=True)
+        if only_direct and isinstance(known, DeviceDescriptor):
+            known = known._replace(only_direct=True)
         with process.engine.lock:
             process.table.put_inline(oid, blob)
             process.table.when_freed(oid, partial(self._drop, oid, collect))
@@ -153,22 +158,62 @@ class DeviceObjects:
                 self._warn("", f"other processes cannot map device memory ({error}): tensors are copied for them")
                 return None, None
 
+        wire = self._find_direct(driver).transports
+        if wire:
+            numbers = driver.devices()
+            known = known._replace(wire=wire, numbers={name: numbers[name] for name in known.place.devices})
+
         def collect() -> None:
             with self._devices:
                 exports.drop(oid)
 
         return known, collect
 
-    def _read_mapped(self, ref: ObjectRef[Any], known: DeviceDescriptor) -> Sequence[Any] | None:
-        """The tensors in the memory of their process; None where this one cannot map it."""
-        driver = find_driver()
+    def _find_direct(self, driver: DeviceDriver) -> DirectTensors:
+        with self._process.engine.lock:
+            if self.direct is None:
+                find, release = self._find_for, self._table.end_reader
+                self.direct = DirectTensors(self._process, driver, find, release, self._order_after)
+            return self.direct
+
+    def send_directly(self, src: bytes, msg: m.PullTensors) -> bool:
+        """A process asks for tensors that it cannot map (lock held). Returns whether it gets an answer."""
+        tensors, driver = self._table.find(msg.id), find_driver()
+        if not tensors or driver is None:
+            return False
+        self._find_direct(driver).on_pull(src, msg)
+        return True
+
+    def _find_for(self, oid: bytes, reader: bytes) -> Sequence[Any] | None:
+        return self._table.find(oid) if self._table.note_reader(oid, reader) else None
+
+    def _read_directly(
+        self, driver: DeviceDriver, ref: ObjectRef[Any], known: DeviceDescriptor
+    ) -> Sequence[Any] | None:
+        """The tensors, in memory of a device of this process; None where they do not come this way."""
+        read = partial(self._find_direct(driver).read, ref, known, self._process.local.deadline)
+        try:
+            found: Sequence[Any] | None = self._read_with_room(ref._id, read)
+            return found
+        except DirectTransferError as error:
+            self._warn("direct", f"tensors do not pass from device to device ({error}): they go through the hosts")
+            return None
+
+    def _read_on_device(self, ref: ObjectRef[Any], known: DeviceDescriptor) -> Sequence[Any] | None:
+        """The tensors in the memory of their process, or in memory of a device of this one; None where there is no way
+        but through the host."""
+        driver, private = find_driver(), self._process.local.tensors_as == COPIES
         if driver is None:
+            choose(None, known, Place(self._process.me, "", ()), private)
             return None
         with self._devices:
             mapped = self._mapped.get(driver)
             if mapped is None:
                 mapped = self._mapped[driver] = DeviceMemoryReader(driver, self._process.me)
-        if choose_way(known.place, mapped.place, self._process.local.tensors_as == COPIES) != MAPPED:
+        way = choose(self._find_direct(driver), known, mapped.place, private)
+        if way == DIRECT:
+            return self._read_directly(driver, ref, known)
+        if way != MAPPED:
             return None
         held: object = ref
         if known.moves:
@@ -240,7 +285,7 @@ class DeviceObjects:
         with self._process.engine.lock:
             sizes = self._table.sizes(oid)
         self._make_room(sizes, oid)
-        tensors: Sequence[Any] = self._read_with_room(ref, left)
+        tensors: Sequence[Any] = self._read_with_room(oid, partial(self._read_copies, ref, left))
         own = list(tensors)
         with self._process.engine.lock:
             back = self._table.move_back(oid, own)
@@ -248,15 +293,15 @@ class DeviceObjects:
                 self._versions[oid] = version_of(own)
             return back
 
-    def _read_with_room(self, ref: ObjectRef[Any], left: float | None) -> Any:
-        """Read a value as `get_one` does. Where a device has no memory for it, others move away first."""
+    def _read_with_room(self, oid: bytes, read: Callable[[], Any]) -> Any:
+        """Read the tensors of an object. Where a device has no memory for them, others move away first."""
         try:
-            return self._read_copies(ref, left)
+            return read()
         except Exception as error:
-            if not self._limit or not is_out_of_memory(error) or not self._make_room({}, ref._id, limit=0):
+            if not self._limit or not is_out_of_memory(error) or not self._make_room({}, oid, limit=0):
                 raise
         empty_device_caches()
-        return self._read_copies(ref, left)
+        return read()
 
     def _read_copies(self, ref: ObjectRef[Any], left: float | None) -> Any:
         """The tensors of an object as others read them, in memory of this process; raises as `get_one`."""
@@ -307,6 +352,8 @@ class DeviceObjects:
     def process_died(self, proc: bytes) -> None:
         """A process is gone, as a reader and as one that was asked (lock held)."""
         self._table.process_died(proc)
+        if self.direct is not None:
+            self.direct.process_died(proc)
         for oid, questions in self._asked.items():
             if owner_of(oid) == proc:
                 for question in questions:
@@ -360,12 +407,12 @@ class DeviceObjects:
                 problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
                 self._warn(transport, f"{problem}: tensors go through the object store")
         elif isinstance(known, DeviceDescriptor):
-            mapped = self._read_mapped(ref, known)
-            if mapped is not None:
-                return mapped
+            found = self._read_on_device(ref, known)
+            if found is not None:
+                return found
         copies: Sequence[Any]
         with views_of_tensors(placement is not None and placement.buffers is not None):
-            copies = self._read_with_room(ref, _time_left(local.deadline))
+            copies = self._read_with_room(ref._id, partial(self._read_copies, ref, _time_left(local.deadline)))
         return copies
 
     def value_again(self, value: bytes, tensors: ObjectRef[Any], error: ObjectLostError) -> Any:
@@ -428,6 +475,8 @@ class DeviceObjects:
     def close(self) -> None:
         """End the threads of device objects."""
         self._exports.close()
+        if self.direct is not None:
+            self.direct.close()
         for mapped in self._mapped.values():
             mapped.close()
 
@@ -676,7 +725,9 @@ class DeviceValue:
             self._check_devices(tensors, wanted)
         if not tensors:
             return _load_value, (None, file.getvalue(), buffers)
-        ref, known = DeviceObjects.of(process).add(tensors, self._ident, self._transport if own else "")
+        ref, known = DeviceObjects.of(process).add(
+            tensors, self._ident, self._transport if own else "", self._transport == "ucx"
+        )
         more = (self._ident,) if known is None else (self._ident, self._transport if own else "", known)
         return _load_value, (ref, file.getvalue(), buffers, *more)
 
