@@ -225,6 +225,8 @@ class DeviceWire:
             poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
         while not self._ended:
             self._run_commands()
+            if self._ended:
+                return
             if self._worker is None:
                 poll.poll()
             elif not self._progress():
@@ -372,7 +374,7 @@ class DeviceWire:
 
 def _close_endpoint(endpoint: Any) -> None:
     if endpoint.alive:  # ucxx crashes when asked to close one that has failed
-        endpoint.close()
+        endpoint.close_blocking()
 
 
 def _nothing() -> None:

@@ -41,6 +41,10 @@ class Slow:
         self._activate(device)
 
 
+def refuse(device: str) -> None:
+    raise RuntimeError("the device is broken")
+
+
 @ray.remote(num_cpus=0, max_restarts=0, max_concurrency=2)
 class Holder:
     """Has tensors on made-up devices of a host of its own, or reads them.
@@ -74,7 +78,7 @@ class Holder:
 
     def be_broken(self) -> None:
         """Other libraries cannot use this device."""
-        self.driver.activate = None
+        self.driver.activate = refuse
 
     def be_late(self, seconds: float) -> None:
         """The work that fills the tensors takes so long."""
@@ -242,7 +246,7 @@ def test_ucx_by_name_takes_no_other_way_and_says_why(devices: str) -> None:
         ray.get(ref)
     assert float(ray.get(ref, _use_object_store=True)["tensor"][5]) == 3.0
     ray.get(maker.be_broken.remote())
-    with pytest.raises(exceptions.RaySystemError, match="'NoneType' object is not callable; hint"):
+    with pytest.raises(exceptions.RaySystemError, match="the device is broken; hint"):
         read(reader, maker.make_for_ucx.remote(4.0))
     assert state_of(maker)["down"] == 4 and state_of(reader)["up"] == 0
 
@@ -312,9 +316,9 @@ def test_a_maker_that_is_killed_in_the_middle_is_an_error_or_makes_it_again(
 def test_a_reader_that_is_killed_in_the_middle_leaves_nothing(devices: str, where: str) -> None:
     maker, reader = pair(devices)
     assert read(reader, maker.make.remote(0.0)) == (0.0, True)
-    ray.get((maker if where == "be_late" else reader).be_slow.remote(1.0))
+    ray.get(maker.be_late.remote(1.0) if where == "be_late" else reader.be_slow.remote(1.0))
     ref = maker.make.remote(7.0)
-    eventually(lambda: ray.wait([ref])[0])
+    ray.wait([ref])
     blocks = state_of(maker)["blocks"]
     answer = reader.read.remote(ref)
     eventually(lambda: state_of(maker)["pending"])

@@ -148,7 +148,7 @@ class TensorPulls:
         if pull is None:
             return False
         if gone:
-            pull.state, pull.reason = PullState.GONE, reason
+            _end(pull, PullState.GONE, reason)
         else:
             self._fail(pull, reason, now)
         return True
@@ -178,7 +178,7 @@ class TensorPulls:
         self._proven.discard(source)
         ended = [number for number, pull in self._pulls.items() if pull.source == source and pull.state in OPEN]
         for number in ended:
-            self._pulls[number].state, self._pulls[number].reason = PullState.GONE, "its process died"
+            _end(self._pulls[number], PullState.GONE, "its process died")
         return ended
 
     def expire(self, number: int, now: float) -> bool:
@@ -193,7 +193,7 @@ class TensorPulls:
         """Return a pull, which is forgotten. One that has not ended is CANCELLED."""
         pull = self._pulls.pop(number)
         if pull.state in OPEN:
-            pull.state, pull.reason = PullState.CANCELLED, "nobody waits for it any more"
+            _end(pull, PullState.CANCELLED, "nobody waits for it any more")
         return pull
 
     def _open(self, number: int, source: bytes) -> TensorPull | None:
@@ -203,7 +203,7 @@ class TensorPulls:
     def _end_if_complete(self, pull: TensorPull, now: float) -> bool:
         if pull.missing:
             return False
-        pull.state, pull.limit = PullState.DONE, None
+        _end(pull, PullState.DONE)
         self._proven.add(pull.source)
         seconds = now - pull.began
         if self._least_rate and pull.total >= RATED and pull.total < self._least_rate * seconds:
@@ -211,7 +211,7 @@ class TensorPulls:
         return True
 
     def _fail(self, pull: TensorPull, reason: str, now: float) -> None:
-        pull.state, pull.reason, pull.limit = PullState.FAILED, reason, None
+        _end(pull, PullState.FAILED, reason)
         self._proven.discard(pull.source)
         self._failed[pull.node] = now, reason
 
@@ -222,6 +222,10 @@ class TensorPulls:
             assert not (pull.state is PullState.DONE and pull.missing), "a pull is done without all of its messages"
             assert not (pull.state is PullState.SENDING and not pull.missing), "a complete pull is not done"
             assert pull.state is not PullState.CANCELLED, "a pull that nobody waits for is in the table"
+
+
+def _end(pull: TensorPull, state: PullState, reason: str = "") -> None:
+    pull.state, pull.reason, pull.limit = state, reason, None
 
 
 class TensorSends:
