@@ -4,7 +4,7 @@ Made when the first tensors pass this way, never before: a process without such 
 called by another thread.
 
 The transports are those that are named, and no others: where RDMA adapters do not reach the memory of GPUs, UCX would
-copy it through the host by itself, at 0.8 GB/s. It is told to do without such adapters instead, and finds none.
+copy it through the host by itself, at 0.8 GB/s. It has to do without such adapters instead, and finds none.
 
 As in `ucx_data`, nothing is received before it has come. What comes is matched by its whole tag, 64 bits that are made
 from a key that only the two processes know; all else is received into one byte, and so discarded.
@@ -86,7 +86,7 @@ class DeviceBuffer(NamedTuple):
 
 
 class _Flight(NamedTuple):
-    """A message under way. owner: whose it is; None: nobody waits for it any more. array: what UCX uses until then."""
+    """A message under way. owner: whose it is; None: it was withdrawn. array: what UCX uses until then."""
 
     request: Any
     owner: Hashable
@@ -190,7 +190,7 @@ class DeviceWire:
         self._close()
 
     def _fail(self, why: str) -> None:
-        """Give up UCX: nothing passes any more, and whoever asks is told so."""
+        """Give up UCX: nothing passes any more, which is the answer to all."""
         self._problem = self._problem or why
         waiting = [*(one.done for one in self._expected.values()), *(flight.done for flight in self._flights)]
         self._close_worker()
@@ -224,8 +224,7 @@ class DeviceWire:
         if self._worker is not None:
             poll.register(self._worker.epoll_file_descriptor, select.POLLIN)
         while not self._ended:
-            self._run_commands()
-            if self._ended:
+            if not self._run_commands():
                 return
             if self._worker is None:
                 poll.poll()
@@ -240,12 +239,13 @@ class DeviceWire:
     def _pause(self) -> float:
         return _BUSY if self._flights else _EXPECTING if self._expected else _IDLE
 
-    def _run_commands(self) -> None:
-        while not self._ended:
+    def _run_commands(self) -> bool:
+        """Do what other threads want. Returns False at the end."""
+        while True:
             try:
                 call = self._commands.get_nowait()
             except queue.Empty:
-                return
+                return not self._ended
             call()
 
     def _progress(self) -> bool:
@@ -382,4 +382,4 @@ def _nothing() -> None:
 
 
 def _ignore(reason: str) -> None:
-    """Nobody waits for it."""
+    """Discard a message."""

@@ -20,8 +20,8 @@ from hpcray.core.core_worker.tensor_pulls import (
     TRIAL,
     TRIAL_TIME,
     PullRange,
-    PullState,
     TensorPulls,
+    TensorPullState,
     TensorSends,
     are_within,
     divide_ranges,
@@ -107,12 +107,12 @@ def test_a_pull_is_done_when_the_answer_and_all_messages_are_here_in_any_order()
     number = pulls.begin(MAKER, 1, [10, 20])
     assert not pulls.landed(number, 1, 0.0) and not pulls.landed(number, 0, 0.0)
     pull = pulls.find(number)
-    assert pull is not None and pull.state is PullState.REQUESTED
+    assert pull is not None and pull.state is TensorPullState.REQUESTED
     assert not pulls.coming(number, OTHER, 0.0) and pulls.coming(number, MAKER, 0.0)
-    assert pulls.take_out(number).state is PullState.DONE and not len(pulls)
+    assert pulls.take_out(number).state is TensorPullState.DONE and not len(pulls)
     number = pulls.begin(MAKER, 1, [])
     pulls.coming(number, MAKER, 0.0)
-    assert pulls.take_out(number).state is PullState.DONE, "there is nothing to come"
+    assert pulls.take_out(number).state is TensorPullState.DONE, "there is nothing to come"
 
 
 def test_the_first_message_of_a_process_has_less_time_than_later_ones() -> None:
@@ -124,7 +124,7 @@ def test_the_first_message_of_a_process_has_less_time_than_later_ones() -> None:
     pulls.landed(number, 0, 4.0)
     assert not pulls.expire(number, 4.0 + STALL_TIME - 0.1) and pulls.expire(number, 4.0 + STALL_TIME)
     pull = pulls.take_out(number)
-    assert pull.state is PullState.FAILED and f"{STALL_TIME:g} s" in pull.reason
+    assert pull.state is TensorPullState.FAILED and f"{STALL_TIME:g} s" in pull.reason
     assert pulls.problem(1, 4.0 + STALL_TIME) == pull.reason and not pulls.problem(2, 40.0)
     assert not pulls.problem(1, 4.0 + STALL_TIME + RETRY_TIME)
     number = pulls.begin(MAKER, 1, [1])
@@ -138,7 +138,7 @@ def test_tensors_that_are_gone_say_nothing_about_the_way() -> None:
     assert not pulls.refused(number, OTHER, "who?", False, 0.0)
     assert pulls.refused(number, MAKER, "moved", True, 0.0) and not pulls.refused(number, MAKER, "moved", True, 0.0)
     assert pulls.process_died(OTHER) == [] and pulls.process_died(MAKER) == [second]
-    assert pulls.take_out(number).state is pulls.take_out(second).state is PullState.GONE
+    assert pulls.take_out(number).state is pulls.take_out(second).state is TensorPullState.GONE
     assert not pulls.problem(1, 0.0)
 
 
@@ -150,7 +150,7 @@ def test_a_node_with_which_it_is_slow_is_left_alone_for_a_while(total: int, seco
         number = pulls.begin(MAKER, 1, [total])
         pulls.coming(number, MAKER, 0.0)
         assert pulls.landed(number, 0, seconds)
-        assert pulls.take_out(number).state is PullState.DONE, "the tensors are right all the same"
+        assert pulls.take_out(number).state is TensorPullState.DONE, "the tensors are right all the same"
         assert bool(pulls.problem(1, seconds)) == left_alone
 
 
@@ -169,7 +169,7 @@ class Transfers(RuleBasedStateMachine):
         self.held: dict[bytes, list[int]] = {MAKER: [], OTHER: []}
         """Pulls for which a process holds tensors."""
         self.open: dict[int, tuple[bytes, int]] = {}
-        self.ended: dict[int, PullState] = {}
+        self.ended: dict[int, TensorPullState] = {}
         self.requests: list[tuple[bytes, int]] = []
         self.answers: list[tuple[bytes, int, str]] = []
         self.flying: list[tuple[bytes, int, int]] = []
@@ -248,7 +248,7 @@ class Transfers(RuleBasedStateMachine):
         assert pull.state not in OPEN
         assert number not in self.ended, "a pull has ended twice"
         self.ended[number] = pull.state
-        if pull.state is not PullState.DONE:
+        if pull.state is not TensorPullState.DONE:
             self._release(source, number, self.sends[source].end(b"reader", number))
 
     def _release(self, source: bytes, number: int, oid: bytes) -> None:

@@ -1,6 +1,6 @@
 """Tensors that pass from a device of one process to a device of another one by UCX, without a copy in the host.
 
-Pure: the caller holds its lock, tells the time, and does what is returned. The reader asks for the ranges of memory
+Pure: the caller holds its lock, knows the time, and does what is returned. The reader asks for the ranges of memory
 that it wants (`TensorPulls`); the process that has them sends each as a message of its own (`TensorSends`). Requests
 and answers go the way of all messages of the job, so both ends know each other; only the bytes pass over UCX. The first
 range is small: whether it comes in time is the trial of two processes that have not done this before.
@@ -56,12 +56,12 @@ def are_within(ranges: Sequence[PullRange], sizes: Sequence[int]) -> bool:
     )
 
 
-class PullState(enum.Enum):
-    """What has become of a pull.
+class TensorPullState(enum.Enum):
+    """State of a pull.
 
     REQUESTED: the process that has the tensors has not answered. SENDING: it sends them. DONE: all are here. GONE: they
     are not where they were, or their process is dead; the object says what is to be done. FAILED: this way does not
-    work. CANCELLED: nobody waits any more.
+    work. CANCELLED: the reader has given up.
     """
 
     REQUESTED = "requested"
@@ -72,7 +72,7 @@ class PullState(enum.Enum):
     CANCELLED = "cancelled"
 
 
-OPEN = (PullState.REQUESTED, PullState.SENDING)
+OPEN = (TensorPullState.REQUESTED, TensorPullState.SENDING)
 
 
 class TensorPull:
@@ -87,7 +87,7 @@ class TensorPull:
 
     def __init__(self, source: bytes, node: int, missing: set[int], total: int) -> None:
         self.source, self.node, self.missing, self.total = source, node, missing, total
-        self.state, self.reason = PullState.REQUESTED, ""
+        self.state, self.reason = TensorPullState.REQUESTED, ""
         self.began = 0.0
         self.limit: float | None = None
 
@@ -131,9 +131,9 @@ class TensorPulls:
     def coming(self, number: int, source: bytes, now: float) -> bool:
         """Note that the messages are on their way. Returns whether that changes the pull."""
         pull = self._open(number, source)
-        if pull is None or pull.state is not PullState.REQUESTED:
+        if pull is None or pull.state is not TensorPullState.REQUESTED:
             return False
-        pull.state, pull.began = PullState.SENDING, now
+        pull.state, pull.began = TensorPullState.SENDING, now
         pull.limit = now + (STALL_TIME if source in self._proven else TRIAL_TIME)
         self._end_if_complete(pull, now)
         return True
@@ -148,7 +148,7 @@ class TensorPulls:
         if pull is None:
             return False
         if gone:
-            _end(pull, PullState.GONE, reason)
+            _end(pull, TensorPullState.GONE, reason)
         else:
             self._fail(pull, reason, now)
         return True
@@ -159,7 +159,7 @@ class TensorPulls:
         if pull is None or pull.state not in OPEN or message not in pull.missing:
             return False
         pull.missing.discard(message)
-        if pull.state is PullState.REQUESTED:
+        if pull.state is TensorPullState.REQUESTED:
             return False  # the answer is on its way
         self._proven.add(pull.source)
         pull.limit = now + STALL_TIME
@@ -178,13 +178,13 @@ class TensorPulls:
         self._proven.discard(source)
         ended = [number for number, pull in self._pulls.items() if pull.source == source and pull.state in OPEN]
         for number in ended:
-            _end(self._pulls[number], PullState.GONE, "its process died")
+            _end(self._pulls[number], TensorPullState.GONE, "its process died")
         return ended
 
     def expire(self, number: int, now: float) -> bool:
         """Fail a pull whose next message is late. Returns whether it was."""
         pull = self._pulls.get(number)
-        if pull is None or pull.state is not PullState.SENDING or pull.limit is None or now < pull.limit:
+        if pull is None or pull.state is not TensorPullState.SENDING or pull.limit is None or now < pull.limit:
             return False
         self._fail(pull, f"nothing came for {STALL_TIME if pull.source in self._proven else TRIAL_TIME:g} s", now)
         return True
@@ -193,7 +193,7 @@ class TensorPulls:
         """Return a pull, which is forgotten. One that has not ended is CANCELLED."""
         pull = self._pulls.pop(number)
         if pull.state in OPEN:
-            _end(pull, PullState.CANCELLED, "nobody waits for it any more")
+            _end(pull, TensorPullState.CANCELLED, "nobody waits for it any more")
         return pull
 
     def _open(self, number: int, source: bytes) -> TensorPull | None:
@@ -203,7 +203,7 @@ class TensorPulls:
     def _end_if_complete(self, pull: TensorPull, now: float) -> bool:
         if pull.missing:
             return False
-        _end(pull, PullState.DONE)
+        _end(pull, TensorPullState.DONE)
         self._proven.add(pull.source)
         seconds = now - pull.began
         if self._least_rate and pull.total >= RATED and pull.total < self._least_rate * seconds:
@@ -211,26 +211,28 @@ class TensorPulls:
         return True
 
     def _fail(self, pull: TensorPull, reason: str, now: float) -> None:
-        _end(pull, PullState.FAILED, reason)
+        _end(pull, TensorPullState.FAILED, reason)
         self._proven.discard(pull.source)
         self._failed[pull.node] = now, reason
 
     def check_invariants(self) -> None:
         """Raise AssertionError where a pull is in no state that it can be in."""
         for pull in self._pulls.values():
-            assert (pull.limit is not None) == (pull.state is PullState.SENDING), (pull.state, pull.limit)
-            assert not (pull.state is PullState.DONE and pull.missing), "a pull is done without all of its messages"
-            assert not (pull.state is PullState.SENDING and not pull.missing), "a complete pull is not done"
-            assert pull.state is not PullState.CANCELLED, "a pull that nobody waits for is in the table"
+            assert (pull.limit is not None) == (pull.state is TensorPullState.SENDING), (pull.state, pull.limit)
+            assert not (pull.state is TensorPullState.DONE and pull.missing), (
+                "a pull is done without all of its messages"
+            )
+            assert not (pull.state is TensorPullState.SENDING and not pull.missing), "a complete pull is not done"
+            assert pull.state is not TensorPullState.CANCELLED, "a pull that nobody waits for is in the table"
 
 
-def _end(pull: TensorPull, state: PullState, reason: str = "") -> None:
+def _end(pull: TensorPull, state: TensorPullState, reason: str = "") -> None:
     pull.state, pull.reason, pull.limit = state, reason, None
 
 
 class TensorSends:
-    """What a process sends to readers, by reader and number. Each is released once: when all has been sent, or nothing
-    more will be."""
+    """Ranges that a process sends to readers, by reader and number of the pull. Each pull is released once: when all
+    has been sent, or nothing more will be."""
 
     def __init__(self) -> None:
         self._sends: dict[tuple[bytes, int], tuple[bytes, set[int]]] = {}

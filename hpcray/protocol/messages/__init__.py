@@ -42,7 +42,7 @@ Message = Union[
     CancelRef, CallOptions, StreamItem, StreamTaken, TensorsMoved, ChannelValue, CloseGraph,
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, KeepCopies, SettleBorrows,
     BorrowsSettled,
-    FreeRequest, ListRefs, ObjectLost, OpenTensors, TensorsOpened, CloseTensors, PullTensors, TensorsComing,
+    FreeRequest, ListRefs, ObjectLost, OpenTensors, TensorsOpened, CloseTensors, PullTensors, TensorsPushed,
     CancelTensors,
     WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed,
     Introspect, ListRetriableTasks, RetriableTasks, LastFigures,

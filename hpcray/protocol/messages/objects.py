@@ -298,7 +298,7 @@ class CloseTensors(Struct, array_like=True, tag=226):
 class PullTensors(Struct, array_like=True, tag=227):
     """reader→process with the tensors of a device object: send these ranges of their memory by UCX, from the device,
     each as a message of its own. pull: number of the reader's. key: 16 bytes that no other process knows; the tags are
-    made from it. address: of the reader's UCX worker. ranges: (storage, first byte, bytes). Answer: TensorsComing."""
+    made from it. address: of the reader's UCX worker. ranges: (storage, first byte, bytes). Answer: TensorsPushed."""
 
     id: bytes
     pull: int
@@ -307,7 +307,7 @@ class PullTensors(Struct, array_like=True, tag=227):
     ranges: list[tuple[int, int, int]]
 
 
-class TensorsComing(Struct, array_like=True, tag=228):
+class TensorsPushed(Struct, array_like=True, tag=228):
     """process with tensors→reader: what was asked for is being sent. reason: why it is not, or not all of it, as known
     at the beginning or later; "": it is. gone: the tensors are not there any more; else they cannot be sent this
     way."""
@@ -319,7 +319,7 @@ class TensorsComing(Struct, array_like=True, tag=228):
 
 
 class CancelTensors(Struct, array_like=True, tag=229):
-    """reader→process with tensors: nobody waits for this pull any more."""
+    """reader→process with tensors: the reader has given up this pull."""
 
     id: bytes
     pull: int

@@ -285,11 +285,11 @@ class CoreWorker:
 
     def _on_pull_tensors(self, src: bytes, msg: m.PullTensors) -> None:
         if self.device_objects is None or not self.device_objects.send_directly(src, msg):
-            self.engine.send(src, m.TensorsComing(msg.id, msg.pull, "they are not on their device any more", True))
+            self.engine.send(src, m.TensorsPushed(msg.id, msg.pull, "they are not on their device any more", True))
 
-    def _on_tensors_coming(self, src: bytes, msg: m.TensorsComing) -> None:
+    def _on_tensors_pushed(self, src: bytes, msg: m.TensorsPushed) -> None:
         if self.device_objects is not None and self.device_objects.direct is not None:
-            self.device_objects.direct.on_coming(src, msg)
+            self.device_objects.direct.on_pushed(src, msg)
 
     def _on_cancel_tensors(self, src: bytes, msg: m.CancelTensors) -> None:
         if self.device_objects is not None and self.device_objects.direct is not None:
@@ -552,7 +552,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.TensorsOpened: lambda p: lambda src, msg: p.device_objects.on_tensors_opened(src, msg),
     m.CloseTensors: lambda p: p._on_close_tensors,
     m.PullTensors: lambda p: p._on_pull_tensors,
-    m.TensorsComing: lambda p: p._on_tensors_coming,
+    m.TensorsPushed: lambda p: p._on_tensors_pushed,
     m.CancelTensors: lambda p: p._on_cancel_tensors,
     m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
     m.ChannelValue: lambda p: p.compiled_graphs.on_value,

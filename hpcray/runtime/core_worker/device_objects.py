@@ -91,7 +91,7 @@ class DeviceObjects:
         self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
         self.direct: DirectTensors | None = None
-        """What passes between devices of hosts; None before the first object of a device was made or read here."""
+        """Transfers between devices of hosts; None before the first object of a device was made or read here."""
 
     @classmethod
     def of(cls, process: CoreWorker) -> DeviceObjects:

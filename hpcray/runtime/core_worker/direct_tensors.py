@@ -22,9 +22,9 @@ from hpcray.core.core_worker.tensor_pulls import (
     LEAST_RATE,
     OPEN,
     PullRange,
-    PullState,
     TensorPull,
     TensorPulls,
+    TensorPullState,
     TensorSends,
     are_within,
     divide_ranges,
@@ -72,7 +72,7 @@ def _not_direct(why: str) -> RaySystemError:
 
 
 class DirectTensors:
-    """What one process pulls from devices of other hosts, and sends from its own.
+    """Tensors that one process pulls from devices of other hosts, and sends from its own.
 
     Args:
         driver: of its devices. find: returns the tensors of an object of this process, which stay where they are until
@@ -156,11 +156,11 @@ class DirectTensors:
             pull = self._pull(ref._id, spans, (storages, devices), address, deadline)
         except DeviceDriverError as error:
             raise DirectTransferError(f"{error}") from None
-        if pull.state is PullState.CANCELLED:
+        if pull.state is TensorPullState.CANCELLED:
             raise GetTimeoutError(f"the tensors of object {ref._id.hex()} did not come from node {pull.node} in time")
-        if pull.state is PullState.FAILED:
+        if pull.state is TensorPullState.FAILED:
             raise DirectTransferError(pull.reason)
-        if pull.state is not PullState.DONE:
+        if pull.state is not TensorPullState.DONE:
             return None
         return [tensor_at(storages[each.storage], each, spans[each.storage][0]) for each in known.tensors]
 
@@ -193,7 +193,7 @@ class DirectTensors:
             with process.engine.lock:
                 del self._waiters[number]
                 pull = self._pulls.take_out(number)
-                if pull.state is not PullState.DONE and process.dead is None:
+                if pull.state is not TensorPullState.DONE and process.dead is None:
                     process.engine.send(source, m.CancelTensors(oid, number))
                     process.engine.flush()
             wire.withdraw(number)
@@ -235,7 +235,7 @@ class DirectTensors:
             if ended:
                 self._notify(number)
 
-    def on_coming(self, src: bytes, msg: m.TensorsComing) -> None:
+    def on_pushed(self, src: bytes, msg: m.TensorsPushed) -> None:
         """The answer to `PullTensors` (lock held)."""
         now = monotonic()
         if msg.reason:
@@ -291,7 +291,7 @@ class DirectTensors:
         with self._process.engine.lock:
             if self._process.dead is not None or not self._sends.is_wanted(src, msg.pull):
                 return
-            self._process.engine.send(src, m.TensorsComing(msg.id, msg.pull))
+            self._process.engine.send(src, m.TensorsPushed(msg.id, msg.pull))
             self._process.engine.flush()
         for message, buffer in enumerate(buffers):
             tag, done = tag_of(msg.key, message), partial(self._sent, src, msg, message)
@@ -325,7 +325,7 @@ class DirectTensors:
                     self._refuse(src, msg, reason)
 
     def _refuse(self, src: bytes, msg: m.PullTensors, reason: str, gone: bool = False) -> None:
-        self._process.engine.send(src, m.TensorsComing(msg.id, msg.pull, reason or "unknown", gone))
+        self._process.engine.send(src, m.TensorsPushed(msg.id, msg.pull, reason or "unknown", gone))
         self._process.engine.flush()
 
     def on_cancel(self, src: bytes, msg: m.CancelTensors) -> None:
