@@ -95,8 +95,9 @@ class DirectTensors:
         self._process, self._driver = process, driver
         self._find, self._release, self._order = find, release, order
         setting = process.config.device_transports
+        self._is_auto = setting == "auto"
         self.transports, self._why_not = find_transports(setting)
-        self._pulls = TensorPulls(LEAST_RATE if setting == "auto" else 0.0)
+        self._pulls = TensorPulls(LEAST_RATE if self._is_auto else 0.0)
         self._sends = TensorSends()
         self._waiters: dict[int, Waiter] = {}
         self._wire: DeviceWire | None = None
@@ -126,7 +127,7 @@ class DirectTensors:
             deadline: time at which to give up (`monotonic`).
 
         Returns:
-            None where they are not where they were, or their process is dead.
+            None where they are not where they were, their process is dead, or UCX has no RDMA.
 
         Raises:
             DirectTransferError: they do not come this way. RaySystemError: the same, and there is to be no other one.
@@ -137,6 +138,8 @@ class DirectTensors:
         except DirectTransferError as error:
             if known.only_direct:
                 raise _not_direct(str(error)) from None
+            if self._is_auto and not self.transports:
+                return None  # UCX as it is on PyPI: no news
             raise
 
     def _read(self, ref: ObjectRef[Any], known: DeviceDescriptor, deadline: float | None) -> list[Any] | None:
