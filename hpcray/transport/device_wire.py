@@ -240,7 +240,7 @@ class DeviceWire:
         return _BUSY if self._flights else _EXPECTING if self._expected else _IDLE
 
     def _run_commands(self) -> bool:
-        """Do what other threads want. Returns False at the end."""
+        """Run the commands of other threads. Returns False at the end."""
         while True:
             try:
                 call = self._commands.get_nowait()
