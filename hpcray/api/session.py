@@ -191,16 +191,7 @@ def init(
         if current.postponed or require_session().dead is None:
             return _running_session(ignore_reinit_error)
         shutdown()
-    if local_mode:
-        logger.warning(
-            "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
-            "at a time"
-        )
-    if settings.get("_metrics_export_port"):
-        logger.warning(
-            "hpcray: _metrics_export_port has no effect: no port is opened; hint: hpcray metrics, or the Unix socket "
-            "metrics.s in the session directory, which serves HTTP"
-        )
+    _warn_of_no_effect(local_mode, settings)
     _check_settings(settings)
     if job_config is not None:
         runtime_env = runtime_env or getattr(job_config, "runtime_env", None)
@@ -252,6 +243,19 @@ def init(
         ),
     )
     return ClientContext()
+
+
+def _warn_of_no_effect(local_mode: bool, settings: Mapping[str, Any]) -> None:
+    if local_mode:
+        logger.warning(
+            "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
+            "at a time"
+        )
+    if settings.get("_metrics_export_port"):
+        logger.warning(
+            "hpcray: _metrics_export_port has no effect: no port is opened; hint: hpcray metrics, or the Unix socket "
+            "metrics.s in the session directory, which serves HTTP"
+        )
 
 
 _OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
