@@ -80,10 +80,16 @@ class Holder:
         """Other libraries cannot use this device."""
         self.driver.activate = refuse
 
-    def be_late(self, seconds: float) -> None:
-        """The work that fills the tensors takes so long."""
-        await_event = self.driver.await_event
-        self.driver.await_event = lambda *args: (time.sleep(seconds), await_event(*args))
+    def be_late(self, seconds: float, times: int = 1_000_000) -> None:
+        """The work that fills the tensors takes so long, so many times."""
+        await_event, left = self.driver.await_event, [times]
+
+        def wait(device: str, event: Any) -> None:
+            left[0] -= 1
+            time.sleep(seconds if left[0] >= 0 else 0.0)
+            await_event(device, event)
+
+        self.driver.await_event = wait
 
     @ray.method(tensor_transport="auto")
     def make(self, value: float, length: int = LENGTH) -> Any:
@@ -273,6 +279,51 @@ def test_the_reader_gets_the_tensors_when_the_work_is_done_that_fills_them(devic
     assert read(reader, maker.make.remote(7.0)) == (7.0, True)
     assert time.monotonic() - began >= 1.0
     assert state_of(reader)["up"] == 0
+
+
+def test_work_that_fills_one_object_does_not_hold_up_another_one(devices: str) -> None:
+    maker, reader = pair(devices)
+    second = Holder.remote(devices, "host-2", "gpu-2")
+    assert read(reader, maker.make.remote(0.0)) == (0.0, True)
+    ray.get(maker.be_late.remote(2.0, 1))
+    refs = [maker.make.remote(7.0), maker.make.remote(8.0)]
+    ray.wait(refs, num_returns=2)
+    late = reader.read.remote(refs[0])
+    eventually(lambda: state_of(maker)["pending"])
+    time.sleep(0.2)
+    assert read(second, refs[1]) == (8.0, True) and not ray.wait([late], timeout=0)[0]
+    assert ray.get(late, timeout=PATIENCE) == (7.0, True)
+    assert state_of(maker)["down"] == 0
+
+
+def test_many_readers_at_once_share_a_copy_through_the_host(devices: str) -> None:
+    maker = Holder.remote(devices, "host-0", "gpu-0")
+    readers = [Holder.remote(devices, f"host-{number}", f"gpu-{number}") for number in range(1, 6)]
+    ray.get([reader.pid.remote() for reader in readers])
+    ray.get(maker.be_late.remote(1.0))
+    for make, direct in ((maker.make, 2), (maker.make_for_ucx, 5)):
+        ref = make.remote(7.0)
+        before = len(state_of(maker)["exposed"])
+        assert ray.get([reader.read.remote(ref) for reader in readers], timeout=PATIENCE) == 5 * [(7.0, True)]
+        assert len(state_of(maker)["exposed"]) - before == 2 * direct
+    assert state_of(maker)["down"] == 4, "one copy for the other three"
+
+
+@pytest.mark.parametrize("knew", [False, True], ids=["a reader that", "one that knew it and"])
+def test_a_maker_that_was_dead_before_is_an_error_at_once_for(devices: str, knew: bool) -> None:
+    maker, reader = pair(devices)
+    if knew:
+        assert read(reader, maker.make.remote(0.0)) == (0.0, True)
+    ref = maker.make.remote(5.0)
+    ray.wait([ref])
+    os.kill(ray.get(maker.pid.remote()), signal.SIGKILL)
+    with pytest.raises(exceptions.RayActorError):
+        ray.get(maker.pid.remote(), timeout=PATIENCE)
+    began = time.monotonic()
+    with pytest.raises(exceptions.RayError):
+        ray.get(reader.read_again.remote([ref]), timeout=PATIENCE)
+    assert time.monotonic() - began < 20.0
+    assert not state_of(reader)["pending"]
 
 
 def test_a_get_with_a_timeout_heeds_it_and_leaves_nothing(devices: str) -> None:

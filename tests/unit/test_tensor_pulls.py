@@ -148,11 +148,20 @@ def test_tensors_that_are_gone_say_nothing_about_the_way() -> None:
 )
 def test_a_node_with_which_it_is_slow_is_left_alone_for_a_while(total: int, seconds: float, is_slow: bool) -> None:
     for pulls, left_alone in ((TensorPulls(LEAST_RATE), is_slow), (TensorPulls(0.0), False)):
-        number = pulls.begin(MAKER, 1, [total])
+        number = pulls.begin(MAKER, 1, [TRIAL, total - 1, 1])
         pulls.coming(number, MAKER, 0.0)
-        assert pulls.landed(number, 0, seconds)
+        assert not pulls.landed(number, 0, 4.0), "they had to connect"
+        assert not pulls.landed(number, 2, 4.0) and pulls.landed(number, 1, 4.0 + seconds)
         assert pulls.take_out(number).state is TensorPullState.DONE, "the tensors are right all the same"
-        assert bool(pulls.problem(1, seconds)) == left_alone
+        assert bool(pulls.problem(1, 4.0 + seconds)) == left_alone
+
+
+def test_more_readers_than_two_at_once_are_too_many_for_one_object() -> None:
+    sends = TensorSends()
+    for reader in (b"a", b"b"):
+        assert not sends.is_busy(b"x") and sends.begin(reader, 1, b"x", 1)
+    assert sends.is_busy(b"x") and not sends.is_busy(b"y")
+    assert sends.sent(b"a", 1, 0) == b"x" and not sends.is_busy(b"x")
 
 
 # ------------------------------------------------------------ both ends, and all that may happen between them

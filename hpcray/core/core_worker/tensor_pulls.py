@@ -25,7 +25,9 @@ RETRY_TIME = 60.0
 LEAST_RATE = 2e9
 """Bytes per second that pulls of `RATED` bytes reach at least, where UCX copies from device to device. Where it has
 copied through the host by itself, 0.8 GB/s were measured; our own way through the host is faster."""
-RATED = 32 << 20
+RATED = 256 << 20
+MOST_READERS = 2
+"""Readers that pull one object at the same time. Others take the way through the host, where one copy serves all."""
 
 
 class PullRange(NamedTuple):
@@ -78,17 +80,17 @@ OPEN = (TensorPullState.REQUESTED, TensorPullState.SENDING)
 class TensorPull:
     """One pull.
 
-    source: the process that has the tensors. node: of that. missing: messages that are not here yet. total: bytes.
-    began: when the process said that it sends them. limit: when the next message has to be here; None before that.
-    reason: why it ended.
+    source: the process that has the tensors. node: of that. sizes: of the messages that are not here yet, in bytes.
+    rest: bytes that were not here with the first message, which came when `began` says. limit: when the next message
+    has to be here; None before any is sent. reason: why it ended.
     """
 
-    __slots__ = ("began", "limit", "missing", "node", "reason", "source", "state", "total")
+    __slots__ = ("began", "limit", "node", "reason", "rest", "sizes", "source", "state")
 
-    def __init__(self, source: bytes, node: int, missing: set[int], total: int) -> None:
-        self.source, self.node, self.missing, self.total = source, node, missing, total
+    def __init__(self, source: bytes, node: int, sizes: dict[int, int]) -> None:
+        self.source, self.node, self.sizes = source, node, sizes
         self.state, self.reason = TensorPullState.REQUESTED, ""
-        self.began = 0.0
+        self.rest, self.began = 0, 0.0
         self.limit: float | None = None
 
 
@@ -121,7 +123,7 @@ class TensorPulls:
             source: the process that has the tensors. node: of that. sizes: of the messages, in bytes.
         """
         self._numbers += 1
-        self._pulls[self._numbers] = TensorPull(source, node, set(range(len(sizes))), sum(sizes))
+        self._pulls[self._numbers] = TensorPull(source, node, dict(enumerate(sizes)))
         return self._numbers
 
     def find(self, number: int) -> TensorPull | None:
@@ -133,7 +135,7 @@ class TensorPulls:
         pull = self._open(number, source)
         if pull is None or pull.state is not TensorPullState.REQUESTED:
             return False
-        pull.state, pull.began = TensorPullState.SENDING, now
+        pull.state = TensorPullState.SENDING
         pull.limit = now + (STALL_TIME if source in self._proven else TRIAL_TIME)
         self._end_if_complete(pull, now)
         return True
@@ -156,9 +158,11 @@ class TensorPulls:
     def landed(self, number: int, message: int, now: float) -> bool:
         """Note that a message is here. Returns whether the pull is DONE now."""
         pull = self._pulls.get(number)
-        if pull is None or pull.state not in OPEN or message not in pull.missing:
+        if pull is None or pull.state not in OPEN or message not in pull.sizes:
             return False
-        pull.missing.discard(message)
+        del pull.sizes[message]
+        if not pull.began:
+            pull.began, pull.rest = now, sum(pull.sizes.values())
         if pull.state is TensorPullState.REQUESTED:
             return False  # the answer is on its way
         self._proven.add(pull.source)
@@ -201,13 +205,13 @@ class TensorPulls:
         return pull if pull is not None and pull.source == source and pull.state in OPEN else None
 
     def _end_if_complete(self, pull: TensorPull, now: float) -> bool:
-        if pull.missing:
+        if pull.sizes:
             return False
         _end(pull, TensorPullState.DONE)
         self._proven.add(pull.source)
         seconds = now - pull.began
-        if self._least_rate and pull.total >= RATED and pull.total < self._least_rate * seconds:
-            self._failed[pull.node] = now, f"it is slow there: {pull.total / seconds / 1e9:.2f} GB/s"
+        if self._least_rate and pull.rest >= RATED and pull.rest < self._least_rate * seconds:
+            self._failed[pull.node] = now, f"it is slow there: {pull.rest / seconds / 1e9:.2f} GB/s"
         return True
 
     def _fail(self, pull: TensorPull, reason: str, now: float) -> None:
@@ -219,10 +223,8 @@ class TensorPulls:
         """Raise AssertionError where a pull is in no state that it can be in."""
         for pull in self._pulls.values():
             assert (pull.limit is not None) == (pull.state is TensorPullState.SENDING), (pull.state, pull.limit)
-            assert not (pull.state is TensorPullState.DONE and pull.missing), (
-                "a pull is done without all of its messages"
-            )
-            assert not (pull.state is TensorPullState.SENDING and not pull.missing), "a complete pull is not done"
+            assert not (pull.state is TensorPullState.DONE and pull.sizes), "a pull is done without all of its messages"
+            assert not (pull.state is TensorPullState.SENDING and not pull.sizes), "a complete pull is not done"
             assert pull.state is not TensorPullState.CANCELLED, "a pull that nobody waits for is in the table"
 
 
@@ -246,6 +248,10 @@ class TensorSends:
             return False
         self._sends[reader, number] = oid, set(range(messages))
         return True
+
+    def is_busy(self, oid: bytes) -> bool:
+        """Return True if as many readers pull an object as may at the same time."""
+        return sum(its == oid for its, _ in self._sends.values()) >= MOST_READERS
 
     def is_wanted(self, reader: bytes, number: int) -> bool:
         """Return True while the reader waits."""

@@ -9,6 +9,7 @@ host, as without it.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
@@ -31,7 +32,6 @@ from hpcray.core.core_worker.tensor_pulls import (
 )
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.device_memory import DeviceDescriptor, covered_bytes, locate, tensor_at
 from hpcray.runtime.core_worker.device_pieces import TransferStreams
@@ -101,7 +101,8 @@ class DirectTensors:
         self._sends = TensorSends()
         self._waiters: dict[int, Waiter] = {}
         self._wire: DeviceWire | None = None
-        self._calls = CallThread("hpcray-direct-tensors")
+        self._preparing: dict[bytes, list[tuple[bytes, m.PullTensors]]] = {}
+        """Requests, by object, that wait until the work is done that fills the tensors."""
 
     # ------------------------------------------------------------ the reader
 
@@ -156,7 +157,7 @@ class DirectTensors:
             storages.append(driver.empty(devices[-1], high - low))
         try:
             self._await_streams(devices)
-            pull = self._pull(ref._id, spans, (storages, devices), address, deadline)
+            pull = self._pull(ref._id, spans, (storages, devices), (address, known.only_direct), deadline)
         except DeviceDriverError as error:
             raise DirectTransferError(f"{error}") from None
         if pull.state is TensorPullState.CANCELLED:
@@ -168,13 +169,14 @@ class DirectTensors:
         return [tensor_at(storages[each.storage], each, spans[each.storage][0]) for each in known.tensors]
 
     def _pull(
-        self, oid: bytes, spans: Sequence[tuple[int, int]], into: tuple[Sequence[Any], Sequence[str]], address: bytes,
-        deadline: float | None,
+        self, oid: bytes, spans: Sequence[tuple[int, int]], into: tuple[Sequence[Any], Sequence[str]],
+        to: tuple[bytes, bool], deadline: float | None,
     ) -> TensorPull:  # fmt: skip
         """Have parts of storages sent, and wait for them. Returns the pull when it has ended.
 
         Args:
-            into: the memory for each part, and its device.
+            into: the memory for each part, and its device. to: the address of this process, and whether there is to be
+                no other way.
         """
         wanted = divide_ranges([PullRange(at, 0, high - low) for at, (low, high) in enumerate(spans)])
         process, wire, key = self._process, self._open_wire(), os.urandom(16)
@@ -189,7 +191,7 @@ class DirectTensors:
                 wire.expect(number, tag_of(key, message), buffer, partial(self._landed, number, message))
             ranges = [(at, spans[at][0] + first, size) for at, first, size in wanted]
             with process.engine.lock:
-                process.engine.send(source, m.PullTensors(oid, number, key, address, ranges))
+                process.engine.send(source, m.PullTensors(oid, number, key, to[0], ranges, to[1]))
                 process.engine.flush()
                 self._await(number, waiter, deadline)
         finally:
@@ -225,7 +227,14 @@ class DirectTensors:
         return DeviceBuffer(content, size, partial(self._driver.activate, device))
 
     def _open_wire(self) -> DeviceWire:
+        """Return the UCX worker of this process; makes it at the first call.
+
+        Raises:
+            TransportError: the process has left the job, or has no transports.
+        """
         with self._process.engine.lock:
+            if self._process.dead is not None or not self.transports:
+                raise TransportError(self._process.dead or self._why_not)
             if self._wire is None:
                 self._wire = DeviceWire(self.transports)
             return self._wire
@@ -259,6 +268,9 @@ class DirectTensors:
 
     def on_pull(self, src: bytes, msg: m.PullTensors) -> None:
         """A reader asks for tensors (lock held)."""
+        if self._sends.is_busy(msg.id) and not msg.only:
+            self._refuse(src, msg, "other readers get them now", gone=True)
+            return
         tensors = self._find(msg.id, src)
         if tensors is None:
             self._refuse(src, msg, "they are not on their device any more", gone=True)
@@ -266,30 +278,48 @@ class DirectTensors:
         if not self._sends.begin(src, msg.pull, msg.id, len(msg.ranges)):
             self._release(msg.id, src)
             return
-        self._calls.start()
-        self._calls.put(partial(self._serve, src, msg, tensors))
+        waiting = self._preparing.get(msg.id)
+        if waiting is not None:
+            waiting.append((src, msg))
+            return
+        self._preparing[msg.id] = [(src, msg)]
+        # A thread for each object: the work that fills one may wait for a process that reads another one first.
+        args = (msg.id, tensors)
+        threading.Thread(target=self._prepare, args=args, name="hpcray-direct-tensors", daemon=True).start()
 
-    def _serve(self, src: bytes, msg: m.PullTensors, tensors: Sequence[Any]) -> None:
+    def _prepare(self, oid: bytes, tensors: Sequence[Any]) -> None:
         """Send tensors when the work that fills them is done."""
+        problem, found = "", []
         try:
-            storages, _ = locate(tensors)
-            if not are_within([PullRange(*each) for each in msg.ranges], [one.nbytes() for one, _ in storages]):
-                raise RaySystemError("the reader asks for memory that the tensors do not have")
-            devices = [self._driver.device_of(tensor) for _, tensor in storages]
-            used = sorted(set(devices))
+            found = [(storage, self._driver.device_of(tensor)) for storage, tensor in locate(tensors)[0]]
+            used = sorted({device for _, device in found})
             with TransferStreams(self._driver, used) as streams:
-                self._order(msg.id, tensors)
+                self._order(oid, tensors)
                 for device in used:
                     streams.end(device, streams.begin(device, _nothing))
-            wire = self._open_wire()
-            try:
-                wire.address()
-            except TransportError as error:
-                self.transports, self._why_not = "", f"{error}"
-                raise
-            buffers = [self._buffer(devices[at], storages[at][0], first, size) for at, first, size in msg.ranges]
+            self._open_wire().address()
+        except TransportError as error:
+            problem = f"{error}"
+            self.transports, self._why_not = "", problem
         except Exception as error:
-            self._sending_failed(src, msg, str(error))
+            problem = f"{error}" or type(error).__name__
+        with self._process.engine.lock:
+            requests = self._preparing.pop(oid)
+        for src, msg in requests:
+            if problem:
+                self._sending_failed(src, msg, problem)
+            else:
+                self._serve(src, msg, found)
+
+    def _serve(self, src: bytes, msg: m.PullTensors, storages: Sequence[tuple[Any, str]]) -> None:
+        """Send what a reader asks for. storages: those of the tensors, with their devices."""
+        try:
+            if not are_within([PullRange(*each) for each in msg.ranges], [one.nbytes() for one, _ in storages]):
+                raise RaySystemError("the reader asks for memory that the tensors do not have")
+            wire = self._open_wire()
+            buffers = [self._buffer(storages[at][1], storages[at][0], first, size) for at, first, size in msg.ranges]
+        except Exception as error:
+            self._sending_failed(src, msg, f"{error}")
             return
         with self._process.engine.lock:
             if self._process.dead is not None or not self._sends.is_wanted(src, msg.pull):
@@ -353,8 +383,7 @@ class DirectTensors:
             self._wire.forget(proc)
 
     def close(self) -> None:
-        """End the threads."""
-        self._calls.close()
+        """End the thread of UCX."""
         if self._wire is not None:
             self._wire.close()
 
