@@ -191,7 +191,11 @@ def init(
         if current.postponed or require_session().dead is None:
             return _running_session(ignore_reinit_error)
         shutdown()
-    _warn_of_no_effect(local_mode, settings)
+    if local_mode:
+        logger.warning(
+            "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
+            "at a time"
+        )
     _check_settings(settings)
     if job_config is not None:
         runtime_env = runtime_env or getattr(job_config, "runtime_env", None)
@@ -243,19 +247,6 @@ def init(
         ),
     )
     return ClientContext()
-
-
-def _warn_of_no_effect(local_mode: bool, settings: Mapping[str, Any]) -> None:
-    if local_mode:
-        logger.warning(
-            "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
-            "at a time"
-        )
-    if settings.get("_metrics_export_port"):
-        logger.warning(
-            "hpcray: _metrics_export_port has no effect: no port is opened; hint: hpcray metrics, or the Unix socket "
-            "metrics.s in the session directory, which serves HTTP"
-        )
 
 
 _OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
@@ -366,6 +357,11 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         raise RuntimeError(
             f"Unknown keyword argument(s): {', '.join(unknown)}.{did_you_mean(unknown, (*_SETTINGS, *_ARGUMENTS))} "
             f"Besides Ray's, the settings are {sorted(_SETTINGS)}"
+        )
+    if settings.get("_metrics_export_port"):
+        logger.warning(
+            "hpcray: _metrics_export_port has no effect: no port is opened; hint: hpcray metrics, or the Unix socket "
+            "metrics.s in the session directory, which serves HTTP"
         )
 
 

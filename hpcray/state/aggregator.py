@@ -342,10 +342,19 @@ def job_of_actor(row: Mapping[str, Any]) -> str:
 
 
 def _death_cause(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Why an actor is dead, in Ray's form, and when it died."""
     if not row["reason"]:
         return None
+    context = {
+        "error_message": row["reason"],
+        "class_name": row["class_name"],
+        "actor_id": row["actor"].hex(),
+        "name": row["name"],
+        "ray_namespace": row["namespace"],
+        "pid": row["pid"],
+    }
     ended = {"end_time_ms": int((time.time() - row["dead_for"]) * 1000)} if row["dead_for"] is not None else {}
-    return {"error_message": row["reason"], **ended}
+    return {"actor_died_error_context": context, **ended}
 
 
 def _actor_state(row: dict[str, Any]) -> str:

@@ -142,7 +142,7 @@ def list_table(
             shown["died"] = time.strftime("%H:%M:%S", time.localtime(ended / 1000)) if ended else ""
             shown["restarts"] = row["num_restarts"] or ""
             shown["pid"] = row["pid"] or ""
-            shown["reason"] = " ".join(cause.get("error_message", "").split())
+            shown["reason"] = " ".join(cause["actor_died_error_context"]["error_message"].split()) if cause else ""
         if timed:
             shown["duration"] = _duration(row, now)
         cells.append([shown[name] for name in names])

@@ -75,7 +75,9 @@ def test_actors_are_listed_by_state():
     assert state.list_actors()[0].death_cause is None
     ray.kill(counter)
     eventually(lambda: state.get_actor(ident).state == "DEAD")
-    assert "kill" in str(state.get_actor(ident).death_cause)
+    context = state.get_actor(ident).death_cause["actor_died_error_context"]
+    assert "kill" in context["error_message"] and context["ray_namespace"] == row.ray_namespace
+    assert (context["class_name"], context["actor_id"], context["name"]) == ("Counter", ident, "one")
     assert state.list_actors(filters=[("name", "=", "one"), ("state", "=", "ALIVE")]) == []
     assert state.get_actor("00" * 13) is None
 
