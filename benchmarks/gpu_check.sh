@@ -5,12 +5,13 @@
 #   benchmarks/gpu_check.sh WHEELS                     on the machine with the GPU: installs, checks, prints all rows
 #
 # Variables: PYTHON (python3; it has PyTorch, or the folder has), RAY_PYTHON (an interpreter with Ray and PyTorch, for
-# the rows of Ray), OUT (a folder for the rows as JSON), GPU_CHECK_ARGS (for gpu_rows.py).
+# the rows of Ray), OUT (a folder for the rows as JSON), GPU_CHECK_ARGS (for gpu_rows.py), LAUNCH (starts one rank on each
+# of two hosts with GPUs, RDMA and a UCX that knows both, as in "srun -N 2 --gpus-per-node 1", for the rows between hosts).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 python=${PYTHON:-python3}
 if [ $# -lt 1 ]; then
-    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    sed -n '2,10s/^# \{0,1\}//p' "$0" >&2
     exit 2
 fi
 if [ "$1" = --download ]; then
@@ -51,6 +52,13 @@ echo "== hpcray, CPU tensors from get as views of registered memory"
 # shellcheck disable=SC2086
 HPCRAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1 python "$root/benchmarks/gpu_rows.py" --transports object_store --churn 100 \
     --json "$out/gpu_hpcray_views.json" ${GPU_CHECK_ARGS:-}
+if [ -n "${LAUNCH:-}" ]; then
+    echo "== hpcray, from a GPU of one host to a GPU of another one"
+    # shellcheck disable=SC2086
+    $LAUNCH python "$root/benchmarks/direct_rows.py" --json "$out/gpu_hpcray_direct.json"
+else
+    echo "device to device between hosts, GPUDirect: untried: it needs two hosts (LAUNCH)"
+fi
 if [ -n "${RAY_PYTHON:-}" ]; then
     echo "== Ray"
     # shellcheck disable=SC2086

@@ -2,7 +2,7 @@
 
 Imported by the template of workers (HPCRAY_PRELOAD=torch,helpers.made_up_devices); the folder of the devices is in the
 variable MADE_UP_DEVICES. Device objects pass through the host in small pieces, each of which takes some time. Where
-HPCRAY_DEVICE_TRANSPORTS is set, the two devices are of two hosts, and device objects pass between them directly.
+HPCRAY_DEVICE_TRANSPORTS is set, each process is on a host of its own, and all device objects pass directly.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAUSE = 0.002
 def use_made_up_devices() -> None:
     """Use them in this process."""
     from helpers.fake_device_driver import FakeDeviceDriver
-    from hpcray.core.core_worker import tensor_pieces
+    from hpcray.core.core_worker import device_mappings, tensor_pieces
     from hpcray.runtime.core_worker import device_memory, device_pieces
 
     tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = PIECE
@@ -27,7 +27,8 @@ def use_made_up_devices() -> None:
     driver.pause = PAUSE
     driver.transfers = note_transfer
     if os.environ.get("HPCRAY_DEVICE_TRANSPORTS"):
-        device_memory.running_kernel = lambda: f"host {os.getpid() % 2}"  # type: ignore[assignment]
+        device_mappings.DIRECT_SIZE = 1
+        device_memory.running_kernel = lambda: f"host of {os.getpid()}"  # type: ignore[assignment]
         driver.activate = note_message  # type: ignore[method-assign]
     device_memory.use_driver(driver)
 

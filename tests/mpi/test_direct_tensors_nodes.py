@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -65,6 +66,21 @@ except ray.exceptions.RaySystemError as error:
     forced = str(error)
 print(json.dumps({"good": good, "forced": forced, "state": ray.get([maker.state.remote(), reader.state.remote()])}))
 """
+
+
+@pytest.mark.parametrize("transports", ["tcp", "none"])
+def test_the_rows_of_two_hosts_are_measured_without_gpus_too(leak_check: LeakCheck, transports: str) -> None:
+    program, small = ROOT / "benchmarks" / "direct_rows.py", ["--device", "cpu", "--largest", "1000000"]
+    environ = {"HPCRAY_SAME_HOST": "0", "HPCRAY_DEVICE_TRANSPORTS": transports, "HPCRAY_PRELOAD": "torch"}
+    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")])
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(program)]
+    with Job([*command, *small, "--seconds", "0.05"], environ) as job:
+        ended = job.wait(120.0)
+    assert ended.code == 0, (ended.out[-4000:], ended.err[-4000:])
+    if transports == "none":
+        assert re.search("GPUDirect +untried: HPCRAY_DEVICE_TRANSPORTS=none$", ended.out, re.MULTILINE), ended.out
+    else:
+        assert "GPUDirect, 1 MB, rate" in ended.out and "through both hosts, 1 MB" in ended.out, ended.out
 
 
 @pytest.mark.parametrize(

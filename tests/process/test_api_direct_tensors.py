@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import random
 import signal
 import time
 from typing import Any
@@ -390,3 +391,32 @@ def test_a_maker_that_ends_in_order_in_the_middle_has_moved_the_value(devices: s
     with contextlib.suppress(exceptions.RayActorError):
         ray.get(maker.leave.remote(), timeout=PATIENCE)
     assert ray.get(answer, timeout=PATIENCE)[0] == 3.5
+
+
+@pytest.mark.parametrize("rounds", [4, pytest.param(60, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+def test_makers_and_readers_that_are_killed_at_any_time_leave_right_values_or_errors(devices: str, rounds: int) -> None:
+    source = random.Random(rounds)
+    watcher = Holder.remote(devices, "host-9", "gpu-9")  # it lives, and reads in each round
+    right = 0
+    for number in range(rounds):
+        again = {"max_restarts": -1, "max_task_retries": -1} if number % 2 else {}
+        maker = Holder.options(**again).remote(devices, "host-0", "gpu-0")
+        reader = Holder.options(**again).remote(devices, "host-1", "gpu-1")
+        pids = ray.get([maker.pid.remote(), reader.pid.remote()])
+        make = maker.make_for_ucx if number % 4 > 1 else maker.make
+        refs = [make.remote(float(value), 8 << 20) for value in range(3)]
+        ray.wait(refs, num_returns=3)
+        answers = [(who.read.remote(ref), float(value)) for value, ref in enumerate(refs) for who in (reader, watcher)]
+        time.sleep(source.uniform(0.0, 0.15))
+        os.kill(source.choice(pids), signal.SIGKILL)
+        for answer, value in answers:
+            try:
+                assert ray.get(answer, timeout=PATIENCE) == (value, True)
+                right += 1
+            except exceptions.GetTimeoutError:
+                raise
+            except exceptions.RayError:
+                assert not again, "it is made again"
+        eventually(lambda: not state_of(watcher)["pending"])
+    assert right > rounds and not state_of(watcher)["open"] and not state_of(watcher)["up"]
+    assert state_of(watcher)["threads"].count("hpcray-device-wire") == 1

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from hpcray.core.core_worker.device_mappings import DIRECT, DIRECT_SIZE, HOST, MAPPED, Place, choose_way
 from hpcray.core.core_worker.tensor_pulls import (
+    DEATH_TIME,
     LEAST_RATE,
     OPEN,
     RATED,
@@ -131,6 +132,25 @@ def test_the_first_message_of_a_process_has_less_time_than_later_ones() -> None:
     number = pulls.begin(MAKER, 1, [1])
     pulls.coming(number, MAKER, 0.0)
     assert pulls.expire(number, TRIAL_TIME), "what has failed is tried anew"
+
+
+def test_a_broken_transfer_fails_unless_the_death_of_the_process_is_reported() -> None:
+    for answered in (False, True):
+        pulls = TensorPulls()
+        first, second, third = (pulls.begin(MAKER, 1, [1, 1]) for _ in range(3))
+        if answered:
+            assert pulls.coming(first, MAKER, 0.0) and pulls.coming(second, MAKER, 0.0)
+        for number in (first, second):
+            pulls.broke(number, "reset", 1.0)
+            pulls.broke(number, "another", 2.0)
+            pulls.coming(number, MAKER, 2.0)
+            pulls.landed(number, 1, 2.0)
+            assert not pulls.expire(number, 1.0 + DEATH_TIME - 0.1)
+        assert pulls.expire(first, 1.0 + DEATH_TIME)
+        pull = pulls.take_out(first)
+        assert pull.state is TensorPullState.FAILED and pull.reason == "reset" == pulls.problem(1, 5.0)
+        assert pulls.process_died(MAKER) == [second, third]
+        assert pulls.take_out(second).state is TensorPullState.GONE
 
 
 def test_tensors_that_are_gone_say_nothing_about_the_way() -> None:

@@ -20,6 +20,8 @@ TRIAL_TIME = 5.0
 """Seconds that the first message of two processes may take: they have to connect."""
 STALL_TIME = 30.0
 """Seconds that each later message may take."""
+DEATH_TIME = 3.0
+"""Seconds within which the death of a process is reported: it breaks transfers, and says nothing about the way."""
 RETRY_TIME = 60.0
 """Seconds for which nothing is pulled from a node after it has failed."""
 LEAST_RATE = 2e9
@@ -82,14 +84,15 @@ class TensorPull:
 
     source: the process that has the tensors. node: of that. sizes: of the messages that are not here yet, in bytes.
     rest: bytes that were not here with the first message, which came when `began` says. limit: when the next message
-    has to be here; None before any is sent. reason: why it ended.
+    has to be here, or it fails; None before any is sent. broken: why a message cannot come any more; "": all can.
+    reason: why it ended.
     """
 
-    __slots__ = ("began", "limit", "node", "reason", "rest", "sizes", "source", "state")
+    __slots__ = ("began", "broken", "limit", "node", "reason", "rest", "sizes", "source", "state")
 
     def __init__(self, source: bytes, node: int, sizes: dict[int, int]) -> None:
         self.source, self.node, self.sizes = source, node, sizes
-        self.state, self.reason = TensorPullState.REQUESTED, ""
+        self.state, self.reason, self.broken = TensorPullState.REQUESTED, "", ""
         self.rest, self.began = 0, 0.0
         self.limit: float | None = None
 
@@ -136,7 +139,8 @@ class TensorPulls:
         if pull is None or pull.state is not TensorPullState.REQUESTED:
             return False
         pull.state = TensorPullState.SENDING
-        pull.limit = now + (STALL_TIME if source in self._proven else TRIAL_TIME)
+        if not pull.broken:
+            pull.limit = now + (STALL_TIME if source in self._proven else TRIAL_TIME)
         self._end_if_complete(pull, now)
         return True
 
@@ -166,16 +170,15 @@ class TensorPulls:
         if pull.state is TensorPullState.REQUESTED:
             return False  # the answer is on its way
         self._proven.add(pull.source)
-        pull.limit = now + STALL_TIME
+        if not pull.broken:
+            pull.limit = now + STALL_TIME
         return self._end_if_complete(pull, now)
 
-    def broke(self, number: int, reason: str, now: float) -> bool:
-        """Note that a message cannot be received. Returns whether that ends the pull."""
+    def broke(self, number: int, reason: str, now: float) -> None:
+        """Note that a message cannot be received. That ends the pull as `expire` says: its process may be dead."""
         pull = self._pulls.get(number)
-        if pull is None or pull.state not in OPEN:
-            return False
-        self._fail(pull, reason, now)
-        return True
+        if pull is not None and pull.state in OPEN and not pull.broken:
+            pull.broken, pull.limit = reason, now + DEATH_TIME
 
     def process_died(self, source: bytes) -> list[int]:
         """Forget a process. Returns the pulls that this ends."""
@@ -186,11 +189,12 @@ class TensorPulls:
         return ended
 
     def expire(self, number: int, now: float) -> bool:
-        """Fail a pull whose next message is late. Returns whether it was."""
+        """Fail a pull whose next message is late, or broken. Returns whether it was."""
         pull = self._pulls.get(number)
-        if pull is None or pull.state is not TensorPullState.SENDING or pull.limit is None or now < pull.limit:
+        if pull is None or pull.state not in OPEN or pull.limit is None or now < pull.limit:
             return False
-        self._fail(pull, f"nothing came for {STALL_TIME if pull.source in self._proven else TRIAL_TIME:g} s", now)
+        late = f"nothing came for {STALL_TIME if pull.source in self._proven else TRIAL_TIME:g} s"
+        self._fail(pull, pull.broken or late, now)
         return True
 
     def take_out(self, number: int) -> TensorPull:
@@ -222,7 +226,8 @@ class TensorPulls:
     def check_invariants(self) -> None:
         """Raise AssertionError where a pull is in no state that it can be in."""
         for pull in self._pulls.values():
-            assert (pull.limit is not None) == (pull.state is TensorPullState.SENDING), (pull.state, pull.limit)
+            is_limited = pull.state is TensorPullState.SENDING or (pull.state in OPEN and bool(pull.broken))
+            assert (pull.limit is not None) == is_limited, (pull.state, pull.limit)
             assert not (pull.state is TensorPullState.DONE and pull.sizes), "a pull is done without all of its messages"
             assert not (pull.state is TensorPullState.SENDING and not pull.sizes), "a complete pull is not done"
             assert pull.state is not TensorPullState.CANCELLED, "a pull that nobody waits for is in the table"

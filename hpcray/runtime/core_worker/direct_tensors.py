@@ -8,6 +8,7 @@ host, as without it.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -212,8 +213,8 @@ class DirectTensors:
             now = monotonic()
             if self._pulls.expire(number, now) or (deadline is not None and now >= deadline):
                 return
-            until = now + _LOOK_PERIOD
-            self._process.block(waiter, until if deadline is None else min(until, deadline))
+            until = min(now + _LOOK_PERIOD, *(end for end in (pull.limit, deadline) if end is not None), math.inf)
+            self._process.block(waiter, until)
 
     def _await_streams(self, devices: Sequence[str]) -> None:
         """Wait until work of the current streams is done, which may still use the memory that they have given back."""
@@ -242,9 +243,9 @@ class DirectTensors:
     def _landed(self, number: int, message: int, reason: str) -> None:
         """A message is here, or cannot be received. Called by the thread of UCX."""
         with self._process.engine.lock:
-            now = monotonic()
-            ended = self._pulls.broke(number, reason, now) if reason else self._pulls.landed(number, message, now)
-            if ended:
+            if reason:
+                self._pulls.broke(number, reason, monotonic())
+            elif self._pulls.landed(number, message, monotonic()):
                 self._notify(number)
 
     def on_pushed(self, src: bytes, msg: m.TensorsPushed) -> None:
