@@ -16,7 +16,7 @@ from hpcray.common.ids import number_of, raylet_of
 from hpcray.core.effects import Send
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.raylet import local_lease_manager, node_views
-from hpcray.core.raylet.locality_requests import LocalityRequests
+from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.protocol import messages as m
 
 SIM = settings(
@@ -45,7 +45,7 @@ class NearCluster(SimCluster):
         super().__init__(*args, **more)
 
     def deliver(self, src: bytes, dest: bytes, msg: m.Message) -> None:
-        if isinstance(msg, (m.LocalityLeaseRequest, m.LocalityLeasesRefused)):
+        if isinstance(msg, (m.PeerLeaseRequest, m.PeerLeasesRefused)):
             self.direct += 1
             if self.random.random() < self.lost:
                 return
@@ -176,7 +176,7 @@ def test_each_part_that_hands_a_request_over_is_needed(defect: str, monkeypatch:
         "overdue": lambda self, now, out: [],
         "refused": lambda self, node, holder, scheduling_class: None,
     }
-    monkeypatch.setattr(LocalityRequests, defect, nothing[defect])
+    monkeypatch.setattr(PeerRequests, defect, nothing[defect])
     if defect in ("node_died", "refused"):  # else the request would be overdue, a second later
-        monkeypatch.setattr(LocalityRequests, "overdue", nothing["overdue"])
+        monkeypatch.setattr(PeerRequests, "overdue", nothing["overdue"])
     assert found(lost=defect == "overdue")

@@ -42,8 +42,9 @@ class LeaseRequest:
         starting: allocations that still wait for their worker.
         assigned: how many the GCS, or the raylet of the holder, has let this node serve when it can.
         assigned_by: the raylet that was last to do so, HEAD for the GCS: what is refused goes back there.
-        near_since: when leases near the arguments began to be lacking, where the near node was asked for them.
-            near_served_at: when their number last went down. near_at_gcs: the GCS has taken them over.
+        spills: any node may serve it, as far as this one can tell: the raylet may select nodes (`PeerRequests`).
+        peers_since: when it began to lack leases that other nodes were asked for. peers_served_at: when the last one
+            came. at_gcs: the GCS has taken it over.
         return_at: time at which the unserved part of `assigned` goes back.
         waiting_since: when it was last served, or began to wait.
         returned_at: when it was last sent back to the GCS unserved; if it comes back soon it keeps `waiting_since`.
@@ -80,9 +81,10 @@ class LeaseRequest:
     starting: int = 0
     assigned: int = 0
     assigned_by: bytes = HEAD
-    near_since: float = -1.0
-    near_served_at: float = -1.0
-    near_at_gcs: bool = False
+    spills: bool = False
+    peers_since: float = -1.0
+    peers_served_at: float = -1.0
+    at_gcs: bool = False
     return_at: float = 0.0
     waiting_since: float = 0.0
     returned_at: float = float("-inf")
@@ -210,6 +212,7 @@ class LeaseRequestTable:
             decided_here = self._is_decided_here(request.shape)
             request.decided_here = decided_here and not request.shared
             request.may_share = shares and decided_here and not request.shape.strategy
+            request.spills = self._spills(request.shape)
         return local
 
     def of_local_process(self, holder: bytes, scheduling_class: int, shape: Shape) -> LeaseRequest:
@@ -222,6 +225,7 @@ class LeaseRequestTable:
             )
             request.capacity = self._capacity(request.resources)
             request.may_share = self._shares and request.decided_here and not shape.strategy
+            request.spills = self._spills(shape)
             requests[scheduling_class] = self._index_by_group(request)
         return request
 
@@ -275,13 +279,13 @@ class LeaseRequestTable:
             return None
         count = round_count(request.unserved())
         if not count:
-            request.was_shared = request.near_at_gcs = False
+            request.was_shared = request.at_gcs = False
         news = count and request.received != request.reported_received
         if count == request.reported_count and request.shared == request.reported_shared and not news:
             return None
         waited = unserved_for = 0.0
-        if request.near_at_gcs and not request.reported_count:
-            waited, unserved_for = now - request.near_since, now - request.near_served_at
+        if request.at_gcs and not request.reported_count:
+            waited, unserved_for = now - request.peers_since, now - request.peers_served_at
         request.reported_count, request.reported_shared = count, request.shared
         request.reported_received = request.received
         return UnmetLeaseRequest(
@@ -327,6 +331,9 @@ class LeaseRequestTable:
         if request.bundle is not None:
             self._by_group.setdefault(request.bundle[0], []).append(request)
         return request
+
+    def _spills(self, shape: Shape) -> bool:
+        return not self._leaving and shape.strategy in ("", "SPREAD") and self._is_feasible(dict(shape.resources))
 
     def _is_decided_here(self, shape: Shape) -> bool:
         if self._leaving or not self._is_feasible(dict(shape.resources)):

@@ -94,14 +94,16 @@ class NodeViewReporter:
             if not bundles_changed and not self._promised and reported == available and self._reported_actors == actors:
                 return None
             elapsed = now - self._reported_at
-            if not bundles_changed and elapsed < DECREASE_REPORT_DELAY:
+            if elapsed < DECREASE_REPORT_DELAY:
                 if elapsed < self._report_interval:
                     awaited = self._awaited
                     if not awaited or elapsed < self._report_interval * AWAITED_SHARE:
                         return None
-                    if not any(available.get(name, 0) > reported.get(name, 0) for name in awaited):
+                    if not any(available.get(name, 0) > reported.get(name, 0) for name in awaited) and not (
+                        self._bundles.has_unreported and self._bundles.are_unreported(awaited)
+                    ):
                         return None
-                elif not any(units > reported.get(name, units - 1) for name, units in available.items()):
+                elif not bundles_changed and not any(units > reported.get(name, units - 1) for name, units in available.items()):
                     return None
             force = self._promised
         self._promised = False
