@@ -325,6 +325,7 @@ class LocalLeaseManager:
         lease = self._leases.leases.get(msg.lease)
         if lease is not None and lease.holder == src:
             self._leases.return_lease(now, lease, msg.bad, out)
+            self._peers.note_returned(now)
             self._queue.recheck_all()
             if self._queue.shared:
                 self._end_sharing(now)

@@ -3,7 +3,7 @@
 In a large cluster the GCS cannot take part in every lease that one node grants to a process of another. For three kinds
 of requests the raylet of the process knows enough to select nodes itself:
 
-near        the node that has the arguments: there the request queues.
+near        the node that has the arguments: there the request queues (here, if it is this one).
 in a group  the nodes that have the bundles of a placement group, as the GCS has told once: the request queues at all of
             them, the first with room grants it, and it is withdrawn from the others (late binding).
 anywhere    what any node may serve. Nodes in turn, in an order of this raylet's own, are asked to grant it at once;
@@ -15,7 +15,7 @@ each kind has. So every request is at the GCS in the end, whatever was lost.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import gcd
@@ -34,6 +34,9 @@ PROBES = 4
 """Nodes that are asked at once for leases that any node may serve."""
 REFUSALS = 3
 """Refusals in a row after which such a request queues at other nodes."""
+SOON, SOON_FREED = 0.001, 4
+"""Seconds for which such a request waits for this node alone, if so many leases were returned here within as many
+seconds: messages would not be faster."""
 QUEUES = 3
 """Nodes where it queues then."""
 SPILLED_WAIT, SPILLED_FOR = 0.1, 2.0
@@ -56,7 +59,9 @@ class PeerRequest:
         count, received: leases that its holder lacked, and had ever received of other nodes, when it last changed.
         coming: how many leases nodes were asked for that have not arrived. Of requests that queue at several nodes:
             how many each of them may grant.
-        refusals: how often it was refused since it began to wait.
+        asked, asked_at: how many leases they were asked for, since so many had been received.
+        refusals: how often it was refused since a lease came.
+        held: it waits for this node alone until then.
     """
 
     request: LeaseRequest
@@ -65,7 +70,10 @@ class PeerRequest:
     count: int = 0
     received: int = 0
     coming: int = 0
+    asked: int = 0
+    asked_at: int = 0
     refusals: int = 0
+    held: float = 0.0
 
     @property
     def is_late_bound(self) -> bool:
@@ -73,8 +81,10 @@ class PeerRequest:
         return self.kind == IN_GROUP or (self.kind == ANYWHERE and bool(self.nodes))
 
     def due(self, locality_wait: float) -> float:
-        """When the GCS takes it over."""
+        """When the GCS takes it over, or other nodes are asked."""
         request = self.request
+        if self.held:
+            return self.held
         if self.kind == NEAR:
             return request.peers_since + locality_wait
         if self.kind == IN_GROUP:
@@ -109,6 +119,7 @@ class PeerRequests:
         self._dead: set[int] = set()
         self._groups: OrderedDict[str, Sequence[int]] = OrderedDict()
         self._turn = 0
+        self._returned: deque[float] = deque(maxlen=SOON_FREED)
         self.cluster_grew(cluster_size, enabled)
 
     def cluster_grew(self, cluster_size: int, enabled: bool) -> None:
@@ -142,8 +153,7 @@ class PeerRequests:
         peer.received = request.received
         if not count:
             del self._open[key]
-            for node in peer.nodes:
-                self._send(peer, node, 0, out)
+            self._withdraw(peer, out)
             return True
         if peer.kind == ANYWHERE and count > MOST_COMING:
             self._close(peer, out)
@@ -153,12 +163,17 @@ class PeerRequests:
             return True
         peer.coming, peer.count = max(0, peer.coming - max(0, arrived)), count
         if peer.kind == ANYWHERE:
-            return self._probe(peer, out)
+            return bool(peer.held) or self._probe(peer, out)
         lacking = min(count, request.capacity, MOST_COMING) - peer.coming
-        if lacking > 0:
+        if lacking > 0 and peer.nodes:
             peer.coming += lacking
+            peer.asked += lacking
             self._send(peer, peer.nodes[0], lacking, out)
         return True
+
+    def note_returned(self, now: float) -> None:
+        """A lease of this node was returned."""
+        self._returned.append(now)
 
     def nothing_coming(self, request: LeaseRequest) -> None:
         """The holder repeats a request: it has returned a lease, and what was coming may be that one."""
@@ -167,12 +182,21 @@ class PeerRequests:
             peer.coming = 0
 
     def overdue(self, now: float, out: list[Effect]) -> list[LeaseRequest]:
-        """The requests that have waited for other nodes long enough: what queues there is withdrawn."""
+        """The requests that have waited long enough: for this node alone, so that others are to be asked now, or for
+        others, so that the GCS takes them over, and what queues there is withdrawn."""
         if now < self._due:
             return []
         dues = [(peer.due(self._locality_wait), peer) for peer in self._open.values()]
         self._due = min((due for due, _ in dues if due > now), default=float("inf"))
-        return [self._close(peer, out) for due, peer in dues if due <= now]
+        found = []
+        for due, peer in dues:
+            if due <= now and peer.held:
+                peer.held = 0.0
+                self._due = min(self._due, peer.due(self._locality_wait))
+                found.append(peer.request)
+            elif due <= now:
+                found.append(self._close(peer, out))
+        return found
 
     def refused(
         self, node: int, holder: bytes, scheduling_class: int, count: int, out: list[Effect]
@@ -228,7 +252,9 @@ class PeerRequests:
                 continue
             where = f"{one.unserved()} leases {peer.kind} {peer.nodes} for {one.holder.hex()}"
             assert peer.request is one and peer.count == one.unserved() > 0, f"{where}: {peer.count} are noted"
-            assert peer.coming > 0 and not self._dead & set(peer.nodes), f"{where}: {peer.coming} are coming"
+            alone = peer.held > 0 or (peer.kind == NEAR and not peer.nodes)
+            assert (peer.coming > 0) != alone, f"{where}: {peer.coming} are coming"
+            assert not self._dead & set(peer.nodes), f"{where}: a node is dead"
             assert peer.is_late_bound or peer.coming <= peer.count, f"{where}: {peer.coming} are coming"
             assert peer.due(self._locality_wait) >= self._due, f"{where}: the GCS does not take over"
             assert not one.reported_count, f"{where}: the GCS has them too"
@@ -238,19 +264,23 @@ class PeerRequests:
         if not self.enabled or request.at_gcs or request.reported_count:
             return None
         if request.near is not None:
-            if self._locality_wait <= 0 or request.near == self._node or request.near in self._dead:
+            if self._locality_wait <= 0 or request.near in self._dead:
                 return None
-            peer = PeerRequest(request, NEAR, [request.near])
+            if request.near == self._node and not request.decided_here:
+                return None
+            peer = PeerRequest(request, NEAR, [request.near] if request.near != self._node else [])
         elif request.bundle is not None:
             if not (nodes := self._nodes_of_group(request)):
                 return None
             peer = PeerRequest(request, IN_GROUP, nodes)
         elif request.spills:
             peer = PeerRequest(request, ANYWHERE)
+            if request.decided_here and len(self._returned) == SOON_FREED and now - self._returned[0] < SOON:
+                peer.held = now + SOON
         else:
             return None
         request.peers_since = request.peers_served_at = now
-        peer.received = request.received
+        peer.received = peer.asked_at = request.received
         self._due = min(self._due, peer.due(self._locality_wait))
         return peer
 
@@ -289,7 +319,8 @@ class PeerRequests:
         peer.count = count
         each = min(MOST_COMING, count if peer.kind == IN_GROUP else (count + 1) // 2)
         if each != peer.coming or again:
-            peer.coming = each
+            peer.coming = peer.asked = each
+            peer.asked_at = peer.received
             for node in peer.nodes:
                 self._send(peer, node, each, out)
 
@@ -309,9 +340,15 @@ class PeerRequests:
         """The GCS takes the request over, until nothing is lacking."""
         del self._open[peer.request.holder, peer.request.scheduling_class]
         peer.request.at_gcs = True
+        self._withdraw(peer, out)
+        return peer.request
+
+    def _withdraw(self, peer: PeerRequest, out: list[Effect]) -> None:
+        """Let nothing of a request queue elsewhere any more."""
+        if len(peer.nodes) == 1 and peer.received - peer.asked_at >= peer.asked:
+            return  # it has granted all of it
         for node in peer.nodes:
             self._send(peer, node, 0, out)
-        return peer.request
 
     def _send(self, peer: PeerRequest, node: int, count: int, out: list[Effect], wait: bool = True) -> None:
         request = peer.request
