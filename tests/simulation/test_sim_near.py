@@ -172,9 +172,9 @@ def found(lost: bool, seeds: int = 60) -> bool:
 def test_each_part_that_hands_a_request_over_is_needed(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: dict[str, Any] = {
         "holder_died": lambda self, holder, reason: [],
-        "node_died": lambda self, node: [],
+        "node_died": lambda self, node, out: [],
         "overdue": lambda self, now, out: [],
-        "refused": lambda self, node, holder, scheduling_class: None,
+        "refused": lambda self, node, holder, scheduling_class, count, out: None,
     }
     monkeypatch.setattr(PeerRequests, defect, nothing[defect])
     if defect in ("node_died", "refused"):  # else the request would be overdue, a second later

@@ -47,7 +47,7 @@ as long: what is waited for may itself depend on them."""
 RETRY_PAUSE = 0.05
 """Seconds between two retries in a large cluster, however many nodes report more room."""
 GROUPS_TOLD = 1000
-"""Groups that a raylet is told the nodes of at once, the last ones placed."""
+"""Groups whose nodes are sent to a raylet at once, the last ones placed."""
 LARGE_CLUSTER = 64
 """Nodes from which on a cluster is a large one."""
 
@@ -112,7 +112,7 @@ class GcsPlacementGroup:
         return used
 
     def may_be_late_bound(self) -> bool:
-        """Whether requests for any of its bundles may queue at all of its nodes."""
+        """Return True if requests for any of its bundles may queue at all of its nodes."""
         return len(set(self.nodes)) <= LATE_BOUND_NODES
 
     def describe_request(self) -> str:

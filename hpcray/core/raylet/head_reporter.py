@@ -8,8 +8,8 @@ from hpcray.core.raylet.lease_queue import LeaseQueue
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable
 from hpcray.core.raylet.lease_table import LeaseReclaimer
 from hpcray.core.raylet.local_resources import ResourceAllocation
-from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.core.raylet.node_views import NodeViewReporter
+from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.protocol import messages as m
 
 

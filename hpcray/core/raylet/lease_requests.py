@@ -42,7 +42,7 @@ class LeaseRequest:
         starting: allocations that still wait for their worker.
         assigned: how many the GCS, or the raylet of the holder, has let this node serve when it can.
         assigned_by: the raylet that was last to do so, HEAD for the GCS: what is refused goes back there.
-        spills: any node may serve it, as far as this one can tell: the raylet may select nodes (`PeerRequests`).
+        spills: any node may serve it, as far as this one knows: the raylet may select nodes (`PeerRequests`).
         peers_since: when it began to lack leases that other nodes were asked for. peers_served_at: when the last one
             came. at_gcs: the GCS has taken it over.
         return_at: time at which the unserved part of `assigned` goes back.

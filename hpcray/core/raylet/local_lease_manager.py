@@ -362,7 +362,7 @@ class LocalLeaseManager:
         return self._serve_elsewhere(now, src, grant, msg.wait)
 
     def _may_serve_peer(self, msg: m.PeerLeaseRequest) -> bool:
-        """Whether the node could serve a request of another raylet: at once, unless that lets it wait."""
+        """Return True if this node could serve a request of another raylet: at once, unless that lets it wait."""
         pool, resources = self.resources.pool, dict(msg.shape.resources)
         if msg.spare_gpus and GPU not in resources and pool.total.get(GPU, 0):
             return False

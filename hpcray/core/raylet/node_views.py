@@ -103,7 +103,9 @@ class NodeViewReporter:
                         self._bundles.has_unreported and self._bundles.are_unreported(awaited)
                     ):
                         return None
-                elif not bundles_changed and not any(units > reported.get(name, units - 1) for name, units in available.items()):
+                elif not bundles_changed and not any(
+                    units > reported.get(name, units - 1) for name, units in available.items()
+                ):
                     return None
             force = self._promised
         self._promised = False

@@ -4,8 +4,8 @@ In a large cluster the GCS cannot take part in every lease that one node grants 
 of requests the raylet of the process knows enough to select nodes itself:
 
 near        the node that has the arguments: there the request queues (here, if it is this one).
-in a group  the nodes that have the bundles of a placement group, as the GCS has told once: the request queues at all of
-            them, the first with room grants it, and it is withdrawn from the others (late binding).
+in a group  the nodes that have the bundles of a placement group, which the GCS has sent once: the request queues at all
+            of them, the first with room grants it, and it is withdrawn from the others (late binding).
 anywhere    what any node may serve. Nodes in turn, in an order of this raylet's own, are asked to grant it at once;
             after some refusals it queues at a few others, late bound as above.
 
@@ -34,7 +34,7 @@ PROBES = 4
 """Nodes that are asked at once for leases that any node may serve."""
 REFUSALS = 3
 """Refusals in a row after which such a request queues at other nodes."""
-SOON, SOON_FREED = 0.001, 4
+SOON, SOON_FREED = 0.002, 3
 """Seconds for which such a request waits for this node alone, if so many leases were returned here within as many
 seconds: messages would not be faster."""
 QUEUES = 3
@@ -44,7 +44,7 @@ SPILLED_WAIT, SPILLED_FOR = 0.1, 2.0
 GROUP_WAIT = 8.0
 """Seconds without a lease after which the GCS takes over a request in a placement group."""
 GROUPS_KEPT = 1 << 12
-"""Placement groups whose nodes are remembered; of others the GCS tells again."""
+"""Placement groups whose nodes are remembered; of others the GCS sends them again."""
 IN_GROUP, ANYWHERE = "in a group", "anywhere"
 """Kinds of requests, beside `NEAR`."""
 _FACTOR = 2654435761
@@ -81,7 +81,7 @@ class PeerRequest:
         return self.kind == IN_GROUP or (self.kind == ANYWHERE and bool(self.nodes))
 
     def due(self, locality_wait: float) -> float:
-        """When the GCS takes it over, or other nodes are asked."""
+        """The time at which the GCS takes it over, or other nodes are asked."""
         request = self.request
         if self.held:
             return self.held
@@ -132,7 +132,7 @@ class PeerRequests:
         self._step = step
 
     def note_group_nodes(self, groups: Iterable[tuple[bytes, list[int]]]) -> None:
-        """The GCS tells the node of each bundle of these placement groups."""
+        """Note the node of each bundle of these placement groups, as the GCS has sent them."""
         for group, nodes in groups:
             self._groups[group.hex()] = nodes
             self._groups.move_to_end(group.hex())

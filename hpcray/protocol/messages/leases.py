@@ -148,8 +148,8 @@ class PeerLeaseRequest(Struct, array_like=True, tag=25):
 
 
 class PeerLeasesRefused(Struct, array_like=True, tag=26):
-    """r→r: this many leases of a PeerLeaseRequest were not granted, and do not queue any more: another node, or the GCS,
-    is to serve them."""
+    """r→r: this many leases of a PeerLeaseRequest were not granted, and do not queue any more: another node, or the
+    GCS, is to serve them."""
 
     holder: bytes
     scheduling_class: int
