@@ -83,10 +83,11 @@ class HeadReporter:
         count, request.assigned = request.assigned, 0
         if not count:
             return
+        if request.assigned_by == withdrawn_by != HEAD:
+            self.request_changed(now, request)
+            return  # it was served elsewhere: a later one begins to wait anew
         request.returned_at = now
         self.request_changed(now, request)
-        if request.assigned_by == withdrawn_by != HEAD:
-            return
         if request.prepare is not None:
             self.refuse_bundles(request.prepare)
         elif request.actor_spec is None:

@@ -164,7 +164,7 @@ class PeerRequests:
         peer.coming, peer.count = max(0, peer.coming - max(0, arrived)), count
         if peer.kind == ANYWHERE:
             return bool(peer.held) or self._probe(peer, out)
-        lacking = min(count, request.capacity, MOST_COMING) - peer.coming
+        lacking = min(count, max(1, request.capacity), MOST_COMING) - peer.coming
         if lacking > 0 and peer.nodes:
             peer.coming += lacking
             peer.asked += lacking
