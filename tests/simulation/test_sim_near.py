@@ -1,4 +1,4 @@
-"""Work near its arguments, in clusters that count as large: it is done, whatever dies, leaves or moves."""
+"""Requests between raylets, in clusters that count as large: work is done, whatever dies, leaves or moves."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from simcluster import SEAT, SimCluster
 from submitters import CPU1, SimTask, shape
+from test_sim_groups import GroupCluster, Play
 from test_sim_leases import DELAYS, nodes
 
-from hpcray.common.ids import number_of, raylet_of
+from hpcray.common.ids import HEAD, number_of, raylet_of
+from hpcray.common.resources import GROUP, names_in, to_units
 from hpcray.core.effects import Send
+from hpcray.core.gcs import placement_group_manager
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.raylet import local_lease_manager, node_views
 from hpcray.core.raylet.peer_requests import PeerRequests
@@ -33,6 +36,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any cluster counts as large."""
     monkeypatch.setattr(local_lease_manager, "SMALL_CLUSTER", 1)
     monkeypatch.setattr(node_views, "SMALL_CLUSTER", 1)
+    monkeypatch.setattr(placement_group_manager, "LARGE_CLUSTER", 1)
 
 
 class NearCluster(SimCluster):
@@ -134,6 +138,40 @@ def test_the_head_hears_nothing_of_work_that_its_near_nodes_can_serve() -> None:
         assert all(task.done == 1 for task in tasks), cluster.explain()
         assert all(task.ran_on == [int(task.shape.strategy[-1])] for task in tasks)
         assert cluster.direct and not any(isinstance(msg, m.UnmetLeaseRequest) for msg in heard)
+
+
+@SIM
+@given(DELAYS, st.integers(0, 2**32), st.booleans())
+@example(delays=[0.0], seed=287, deadly=False)  # leases near the arguments of what its own node has no CPUs for
+def test_work_in_groups_is_done_and_nothing_leaks_whatever_is_removed_or_dies(
+    delays: list[float], seed: int, deadly: bool
+) -> None:
+    Play(seed, delays, deadly).run()
+
+
+def test_the_head_hears_little_of_work_in_groups_whose_nodes_are_known() -> None:
+    cluster = GroupCluster(nodes(*[4] * NODES), [0.0005])
+    driver = cluster.driver(0)
+    spec = m.GroupSpec(driver.proc + bytes(5), [to_units({"CPU": 1})] * 3, "STRICT_SPREAD", owner=driver.proc)
+    cluster.post(driver.proc, HEAD, m.CreateGroup(0, spec))
+    cluster.run_for(0.1)
+    kind = m.Shape(tuple(names_in(spec.group.hex(), -1, to_units({"CPU": 1})).items()), GROUP)
+    heard: list[tuple[float, m.Message]] = []
+    handle = cluster.head.handle
+
+    def listening(now: float, src: bytes, msg: m.Message) -> Any:
+        heard.append((now, msg))
+        return handle(now, src, msg)
+
+    cluster.head.handle = listening  # type: ignore[method-assign]
+    tasks = [SimTask(kind, 0.01) for _ in range(60)]
+    began, others = cluster.net.now, [cluster.driver(node) for node in range(NODES)]
+    for number, task in enumerate(tasks):
+        cluster.net.after(0.05 * number, lambda t=task, d=others[number % NODES]: d.submit(t))
+    assert cluster.net.run(cluster.net.now + 30, lambda: all(task.done for task in tasks), cluster.check)
+    unmet = [now - began for now, msg in heard if isinstance(msg, m.UnmetLeaseRequest)]
+    assert unmet and max(unmet) < 0.5, "each node's first task, and nothing of the 50 that follow"
+    assert {node for task in tasks for node in task.ran_on} == set(cluster.head.groups.find(spec.group).nodes)
 
 
 def test_work_is_done_though_messages_between_raylets_are_lost() -> None:
