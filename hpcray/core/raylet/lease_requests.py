@@ -38,7 +38,7 @@ class LeaseRequest:
         local: the holder is a process of this node and sends its requests to this raylet.
         decided_here: this raylet may serve it without the GCS; otherwise only the part `assigned` by the GCS.
         actor_spec: the actor to start; None for leases and bundles.
-        total, granted: cumulative counts of leases (see `RequestLeases`).
+        total, granted, received: cumulative counts of leases (see `RequestLeases`).
         starting: allocations that still wait for their worker.
         assigned: how many the GCS, or the raylet of the holder, has let this node serve when it can.
         assigned_by: the raylet that was last to do so, HEAD for the GCS: what is refused goes back there.
@@ -49,7 +49,8 @@ class LeaseRequest:
         returned_at: when it was last sent back to the GCS unserved; if it comes back soon it keeps `waiting_since`.
         turn: position in the round-robin order; 0 until it has one.
         reservation: seconds that its next reservation lasts.
-        reported_count: the count that the GCS knows. reported_shared: whether it chooses the node, as far as it knows.
+        reported_count, reported_received: the counts that the GCS knows. reported_shared: whether it chooses the node,
+            as far as it knows.
         may_share: this node's part of the work of a cluster is limited.
         shared: the GCS chooses the node; `decided_here` is False meanwhile.
         was_shared: it has chosen once, and the rest is decided here.
@@ -75,6 +76,7 @@ class LeaseRequest:
     restarts: int = 0
     total: int = 0
     granted: int = 0
+    received: int = 0
     starting: int = 0
     assigned: int = 0
     assigned_by: bytes = HEAD
@@ -87,6 +89,7 @@ class LeaseRequest:
     turn: int = 0
     reservation: float = FIRST_RESERVATION
     reported_count: int = 0
+    reported_received: int = 0
     reported_shared: bool = False
     may_share: bool = False
     shared: bool = False
@@ -273,15 +276,18 @@ class LeaseRequestTable:
         count = round_count(request.unserved())
         if not count:
             request.was_shared = request.near_at_gcs = False
-        if count == request.reported_count and request.shared == request.reported_shared:
+        news = count and request.received != request.reported_received
+        if count == request.reported_count and request.shared == request.reported_shared and not news:
             return None
         waited = unserved_for = 0.0
         if request.near_at_gcs and not request.reported_count:
             waited, unserved_for = now - request.near_since, now - request.near_served_at
         request.reported_count, request.reported_shared = count, request.shared
+        request.reported_received = request.received
         return UnmetLeaseRequest(
-            request.holder, request.scheduling_class, request.shape, count, request.shared, waited, unserved_for
-        )
+            request.holder, request.scheduling_class, request.shape, count, request.shared, waited, unserved_for,
+            request.received,
+        )  # fmt: skip
 
     def reset_reported(self) -> list[LeaseRequest]:
         """A new head knows no request: returns all of this node's."""

@@ -309,7 +309,7 @@ class LocalLeaseManager:
         request = self._requests.of_local_process(src, msg.scheduling_class, msg.shape)
         if msg.total == request.total:
             self._near.nothing_coming(request)
-        request.total = msg.total
+        request.total, request.received = msg.total, max(msg.received, request.received)
         excess = request.starting - max(0, request.total - request.granted)
         if excess > 0:
             self._leases.cancel_newest(request, excess)

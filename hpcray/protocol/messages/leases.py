@@ -23,11 +23,13 @@ class Shape(Struct, array_like=True, frozen=True):
 class RequestLeases(Struct, array_like=True, tag=10):
     """p→own r. `total` is cumulative: leases this holder has ever received *from its own raylet* for this scheduling
     class, plus those it requests now. The raylet's outstanding count is `total` minus what it granted itself: no lease
-    is granted twice."""
+    is granted twice. received: leases ever received from other nodes for this scheduling class: what was coming from
+    there and is not among them is still on its way."""
 
     scheduling_class: int
     shape: Shape
     total: int
+    received: int = 0
 
 
 class LeaseGranted(Struct, array_like=True, tag=11):
@@ -97,7 +99,8 @@ class LeasesCapped(Struct, array_like=True, tag=18):
 class UnmetLeaseRequest(Struct, array_like=True, tag=20):
     """r→g: leases of one holder's scheduling class that this node cannot grant now (absolute count; 0 withdraws).
     shared: it has room, and leaves the choice of the node to the GCS for a moment. waited, unserved_for: for how long
-    they were lacking before this report, and the holder has got none (see LocalityLeaseRequest)."""
+    they were lacking before this report, and the holder has got none (see LocalityLeaseRequest). received: as in
+    RequestLeases."""
 
     holder: bytes
     scheduling_class: int
@@ -106,6 +109,7 @@ class UnmetLeaseRequest(Struct, array_like=True, tag=20):
     shared: bool = False
     waited: float = 0.0
     unserved_for: float = 0.0
+    received: int = 0
 
 
 class GrantLeases(Struct, array_like=True, tag=21):
