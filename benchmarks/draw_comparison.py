@@ -34,13 +34,13 @@ HIGHEST = 1000.0
 
 
 def results(text: str) -> dict[str, tuple[str, str, float]]:
-    """The rows under "## Results": name to (hpcray's figure, Ray's figure, ratio of the speeds)."""
+    """The rows under "## Results": name to (hpcray's figure beside Ray, Ray's figure, ratio of the speeds)."""
     section = text.split("## Results", 1)[1].split("###", 1)[0]
     found = {}
     for line in section.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4 and cells[3].replace(".", "", 1).isdigit():
-            found[cells[0]] = (cells[1], cells[2], float(cells[3]))
+        if len(cells) == 6 and cells[5].replace(".", "", 1).isdigit():
+            found[cells[0]] = (cells[3], cells[4], float(cells[5]))
     return found
 
 

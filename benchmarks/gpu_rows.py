@@ -69,6 +69,11 @@ class Reader(Maker):
     def read(self, tensor: Any) -> float:
         return float(tensor.to(self.device)[-1])
 
+    def read_private(self, refs: list[Any], ray_name: str) -> float:
+        """Read a copy of this process's own: a known allocation of another process passes through the host."""
+        ray = importlib.import_module(ray_name)
+        return float(ray.get(refs[0], _use_object_store=True).to(self.device)[-1])
+
     def keep(self, tensor: Any) -> None:
         self.known = tensor
 
@@ -167,18 +172,18 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
             ray.get(maker.allocate.remote(size))
             seconds = median_of(lambda give=give: ray.get(reader.read.remote(give.remote())), options.seconds)
             row(rows, f"{transport}: known allocation, {name}", 1e3 * seconds, "ms", "<= 0.5")
-            row(
-                rows, f"{transport}: known allocation, {name}, rate", size / seconds / 1e9, "GB/s", ">= 35 through host"
-            )
+            row(rows, f"{transport}: known allocation, {name}, rate", size / seconds / 1e9, "GB/s", "-")
             ray.get(reader.keep.remote(give.remote()))
             ray.get(maker.fill.remote(2.0))
             in_place = ray.get(reader.kept.remote()) == 2.0
-            row(rows, f"{transport}: read in place, {name}", in_place, "", "0" if options.pool else "1")
+            mapped = not options.pool and options.device != "cpu" and transport != "object_store"
+            row(rows, f"{transport}: read in place, {name}", in_place, "", str(int(mapped)))
             ray.get(reader.allocate.remote(4))
             seconds = median_of(
                 lambda new=new, size=size: ray.get(reader.read.remote(new.remote(size))), options.seconds
             )
             row(rows, f"{transport}: new allocation, {name}", 1e3 * seconds, "ms", "<= 3 for 1 GB")
+    through_host(ray, options, maker, reader, rows)
     size = min(SIZES["1 GB"], options.largest)
     ref = ray.put(torch.ones(size // 4))
     array = ray.put(np.ones(size // 4, np.float32))
@@ -192,6 +197,7 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     churn(ray, options, maker, reader, rows)
     for actor in actors:
         ray.kill(actor)
+    other_gpus(ray, options, rows)
     collectives(ray, options, rows)
     ray.shutdown()
     if options.engine == "hpcray" and not options.pool:
@@ -199,11 +205,53 @@ def measure(options: argparse.Namespace) -> dict[str, float]:
     return rows
 
 
+def through_host(ray: Any, options: argparse.Namespace, maker: Any, reader: Any, rows: dict[str, float]) -> None:
+    """The way to a GPU that cannot map the memory of the other one: each call returns the tensor as a new object, and
+    the reader asks for a private copy, which passes through the store in pieces."""
+    if options.engine != "hpcray" or options.transports[0] == "object_store":
+        return
+    give = maker.give_known.options(tensor_transport=options.transports[0])
+    for name, size in SIZES.items():
+        if size > options.largest:
+            continue
+        ray.get(maker.allocate.remote(size))
+        seconds = median_of(
+            lambda: ray.get(reader.read_private.remote([give.remote()], options.engine)), options.seconds
+        )
+        row(rows, f"device to device through the host, {name}", 1e3 * seconds, "ms", "-")
+        wanted = ">= 35" if size >= SIZES["1 GB"] else "-"
+        row(rows, f"device to device through the host, {name}, rate", size / seconds / 1e9, "GB/s", wanted)
+    ray.get([maker.allocate.remote(4), reader.allocate.remote(4)])
+
+
+def untried(name: str, why: str) -> None:
+    """Print a row that this machine cannot measure."""
+    print(f"{name:58} {'untried: ' + why}", flush=True)
+
+
+def other_gpus(ray: Any, options: argparse.Namespace, rows: dict[str, float]) -> None:
+    """A tensor of one GPU that a process with another GPU reads. Each sees its own GPU alone, so the tensor passes
+    through the host."""
+    count = torch.cuda.device_count() if options.device != "cpu" else 0
+    size = min(SIZES["1 GB"], options.largest)
+    if count < 2 or options.engine != "hpcray":
+        untried("reader with another GPU, through the host", "it needs two GPUs")
+        return
+    kind = ray.remote(num_cpus=0, num_gpus=1)
+    maker, reader = kind(Maker).remote(options.device), kind(Reader).remote(options.device)
+    ray.get([maker.ready.remote(), reader.ready.remote(), maker.allocate.remote(size)])
+    give = maker.give_known.options(tensor_transport="auto")
+    seconds = median_of(lambda: ray.get(reader.read.remote(give.remote())), options.seconds)
+    row(rows, "reader with another GPU, through the host, rate", size / seconds / 1e9, "GB/s", ">= 35")
+    for actor in (maker, reader):
+        ray.kill(actor)
+
+
 def collectives(ray: Any, options: argparse.Namespace, rows: dict[str, float]) -> None:
     """An allreduce of as many ranks as there are GPUs. NCCL refuses two ranks on one GPU."""
     ranks = torch.cuda.device_count() if options.device != "cpu" else 2
     if ranks < 2:
-        print(f"{'NCCL: allreduce':58} {'untried: it needs two GPUs':>12}", flush=True)
+        untried("NCCL: allreduce", "it needs two GPUs")
         return
     kind = ray.remote(num_cpus=0, num_gpus=1 if options.device != "cpu" else 0)(Reader)
     members = [kind.remote(options.device) for _ in range(ranks)]

@@ -164,8 +164,9 @@ class RemoteFunction(Generic[P, R_co]):
         given = dict(self._options.given)
         return {"max_calls": self._options.max_calls, **given} if self._options.max_calls else given
 
-    @property
+    @functools.cached_property
     def _function_name(self) -> str:
+        """Name of the function in errors. Programs set it, as in Ray."""
         return full_name(self._function)
 
     def _remote(self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, **options: Any) -> Any:

@@ -102,12 +102,10 @@ class RayTaskError(RayError):
         lines = self.traceback_str.strip().split("\n")
         if isinstance(self.cause, UserCodeException):
             lines = list(_without_frames_of_data(lines))
+        shown = [line.removeprefix("hpc") if line.startswith(PUBLIC_MODULE) else line for line in lines]
         if _TRACEBACK_HEAD not in lines:
-            return "\n".join([head, *lines])
-        return "\n".join(
-            head if line == _TRACEBACK_HEAD else line.removeprefix("hpc") if line.startswith(PUBLIC_MODULE) else line
-            for line in lines
-        )
+            return "\n".join([head, *shown])
+        return "\n".join(head if line == _TRACEBACK_HEAD else line for line in shown)
 
     def retry_cause(self) -> BaseException:
         """Return what the retry rules look at: the cause; of a `UserCodeException`, what it was raised from."""

@@ -162,11 +162,15 @@ class Finder:
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Make an empty facade."""
         module = Facade(spec.name)
+        self.describe(module, spec)
+        return module
+
+    def describe(self, module: ModuleType, spec: importlib.machinery.ModuleSpec) -> None:
+        """Set what Python's import system wants to know of a module."""
         module.__spec__ = spec
         module.__loader__ = self  # type: ignore[assignment]
         module.__package__ = spec.name
         module.__path__ = [*(spec.submodule_search_locations or ()), *self.directories(spec.name)]
-        return module
 
     def exec_module(self, module: ModuleType) -> None:
         """Connect a facade with its sources.
@@ -202,7 +206,7 @@ def install(replacing: ModuleType | None = None) -> ModuleType:
     once, as in Ray, unless RAY_DEDUP_LOGS is 0.
 
     Args:
-        replacing: a module `ray` in `sys.modules` that may be replaced.
+        replacing: a module `ray` in `sys.modules` that may become the facade.
 
     Returns:
         The module `ray`.
@@ -229,7 +233,14 @@ def install(replacing: ModuleType | None = None) -> ModuleType:
     if not isinstance(present, Facade):
         spec = FINDER.find_spec("ray")
         assert isinstance(spec, importlib.machinery.ModuleSpec)
-        present = sys.modules["ray"] = FINDER.create_module(spec)
+        if present is None:
+            present = sys.modules["ray"] = FINDER.create_module(spec)
+        else:
+            # The same object: `importlib.util.LazyLoader`, which Prefect and others use, accepts no other one.
+            present.__class__ = Facade
+            present.__dict__.clear()
+            present.__dict__["__name__"] = "ray"
+            FINDER.describe(present, spec)
         FINDER.exec_module(present)
     generate_logging_config()
     return present

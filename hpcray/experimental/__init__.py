@@ -29,10 +29,16 @@ __all__ = [
     "FetchRequest",
     "TensorTransportManager",
     "TensorTransportMetadata",
+    "deregister_nixl_memory",
     "get_local_object_locations",
     "get_object_locations",
     "internal_kv",
+    "register_nixl_memory",
+    "register_nixl_memory_pool",
     "register_tensor_transport",
+    "set_nixl_cuda_stream",
+    "set_target_device_for_ref",
+    "set_target_for_ref",
     "tqdm_ray",
     "wait_tensor_freed",
 ]
@@ -91,6 +97,68 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     from hpcray.runtime.core_worker.device_objects import DeviceObjects  # few programs use it
 
     DeviceObjects.of(require_session()).wait_freed(tensor, timeout)
+
+
+def set_target_for_ref(ref: ObjectRef[Any], target: Sequence[Any]) -> None:
+    """Have `get` read the tensors of a device object into these, which the value then has.
+
+    A tensor of another process is copied once, from the object store or the memory of a device. The targets may be on
+    any device, and are not kept alive: when one is gone, `get` makes new tensors. A later call for the same ref
+    replaces them. Arguments of tasks, `await` and futures do not look at them.
+
+    Args:
+        ref: of a value with `tensor_transport`. `get` raises a ValueError if it is of another one.
+        target: PyTorch's tensors, as many as the value has, in the order in which it is pickled, each of the same shape
+            and dtype; else `get` raises a ValueError, and changes none of them.
+
+    Raises:
+        TypeError: `ref` is no ref, or `target` has something else than PyTorch's tensors.
+    """
+    targets = list(target)
+    torch = sys.modules.get("torch")
+    for each in targets:
+        if torch is None or not isinstance(each, torch.Tensor):
+            raise TypeError(f"set_target_for_ref() takes a list of torch.Tensor, and it has a {type(each).__name__}")
+    _targets(ref).set(ref, targets)
+
+
+def set_target_device_for_ref(ref: ObjectRef[Any], target_device: str) -> None:
+    """Have `get` return the tensors of a device object on this device, as in "cpu" and "cuda:0".
+
+    A later call for the same ref, also of `set_target_for_ref`, replaces it.
+
+    Raises:
+        TypeError: `ref` is no ref. RuntimeError: PyTorch knows no such device.
+    """
+    import torch
+
+    _targets(ref).set(ref, None, str(torch.device(target_device)))
+
+
+def _targets(ref: ObjectRef[Any]) -> Any:
+    from hpcray.runtime.core_worker.read_targets import ReadTargets  # few programs use it
+
+    if not isinstance(ref, ObjectRef):
+        raise TypeError(f"{ref!r} is no ObjectRef")
+    return ReadTargets.of(require_session())
+
+
+def register_nixl_memory(tensor: Any) -> None:
+    """Accept what Ray's transport `nixl` profits from. Here it changes nothing: memory of device objects is mapped or
+    registered by hpcray when it is first read, and stays so."""
+
+
+def deregister_nixl_memory(tensor: Any) -> None:
+    """Accept the end of `register_nixl_memory`, without an effect as well."""
+
+
+def register_nixl_memory_pool(size: int, device: Any) -> None:
+    """Accept what Ray's transport `nixl` profits from, without an effect. Tensors are not copied when they are put."""
+
+
+def set_nixl_cuda_stream(stream: Any) -> None:
+    """Accept what Ray's transport `nixl` profits from, without an effect: readers wait for an event on the current
+    stream, and no processor waits for a device."""
 
 
 def register_tensor_transport(

@@ -87,6 +87,28 @@ class DeviceDriver(Protocol):
     def is_done(self, device: str, event: Any) -> bool:
         """Return whether a recorded event has happened; True where the driver cannot say, as after an error."""
 
+    def transfer_stream(self, device: str) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which a new stream is the current one of this thread on a device. It begins after the
+        work that the current one has; later work of that one does not wait for it."""
+
+    def copy_to_host(self, device: str, address: int, pointer: int, size: int) -> None:
+        """Copy `size` bytes of a device to memory of the host, as work of the current stream."""
+
+    def copy_to_device(self, device: str, pointer: int, address: int, size: int) -> None:
+        """Copy `size` bytes of the host to memory of a device, as work of the current stream."""
+
+    def new_local_event(self, device: str) -> Any:
+        """Return an event for this process alone."""
+
+    def await_event(self, device: str, event: Any) -> None:
+        """Wait until a recorded event has happened."""
+
+    def empty(self, device: str, size: int) -> Any:
+        """Return a PyTorch storage of new memory, for the current stream."""
+
+    def current_device(self) -> str:
+        """Return the device that this thread uses by default."""
+
     def register_host(self, address: int, size: int) -> None:
         """Register memory of the host, so that devices copy from and to it at full speed. It stays where it is."""
 
@@ -127,7 +149,7 @@ class _CudaArray:
 _LAZY_PEER_ACCESS = 1
 _PORTABLE = 1
 """Registered for the contexts of all devices."""
-_NO_TIMING, _INTERPROCESS = 2, 4
+_BLOCKING_SYNC, _NO_TIMING, _INTERPROCESS = 1, 2, 4
 _BUFFER_ID = 7
 _NOT_READY = 600
 
@@ -255,9 +277,8 @@ class CudaDriver:
         return self._torch.as_tensor(array, device=f"cuda:{number}").untyped_storage()
 
     def new_event(self, device: str) -> tuple[Any, bytes]:
-        event, handle = ctypes.c_void_p(), _Handle()
+        event, handle = self._create_event(device, _INTERPROCESS), _Handle()
         with self._context(device):
-            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMING | _INTERPROCESS))
             self._call("cuIpcGetEventHandle", ctypes.byref(handle), event)
         return event, ctypes.string_at(ctypes.byref(handle), ctypes.sizeof(handle))
 
@@ -284,14 +305,53 @@ class CudaDriver:
             return bool(self._cuda.cuEventQuery(event) != _NOT_READY)
         return True
 
+    @contextlib.contextmanager
+    def transfer_stream(self, device: str) -> Iterator[None]:
+        number, cuda = self._devices[device], self._torch.cuda
+        try:
+            own = cuda.Stream(number)
+            own.wait_stream(cuda.current_stream(number))
+        except RuntimeError as error:
+            raise DeviceDriverError(f"{error}") from error
+        with cuda.stream(own):
+            yield
+
+    def copy_to_host(self, device: str, address: int, pointer: int, size: int) -> None:
+        with self._context(device) as number:
+            self._call(
+                "cuMemcpyDtoHAsync_v2", ctypes.c_void_p(address), ctypes.c_uint64(pointer), ctypes.c_size_t(size),
+                self._stream(number),
+            )  # fmt: skip
+
+    def copy_to_device(self, device: str, pointer: int, address: int, size: int) -> None:
+        with self._context(device) as number:
+            self._call(
+                "cuMemcpyHtoDAsync_v2", ctypes.c_uint64(pointer), ctypes.c_void_p(address), ctypes.c_size_t(size),
+                self._stream(number),
+            )  # fmt: skip
+
+    def new_local_event(self, device: str) -> Any:
+        return self._create_event(device, _BLOCKING_SYNC)
+
+    def await_event(self, device: str, event: Any) -> None:
+        with self._context(device):
+            self._call("cuEventSynchronize", event)
+
+    def empty(self, device: str, size: int) -> Any:
+        made = self._torch.empty(size, dtype=self._torch.uint8, device=f"cuda:{self._devices[device]}")
+        return made.untyped_storage()
+
+    def current_device(self) -> str:
+        return self._name(self._torch.cuda.current_device())
+
     def register_host(self, address: int, size: int) -> None:
-        with self._context(self._current()):
+        with self._context(self.current_device()):
             self._call(
                 "cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE)
             )
 
     def unregister_host(self, address: int) -> None:
-        with self._context(self._current()):
+        with self._context(self.current_device()):
             self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def synchronize(self) -> None:
@@ -304,5 +364,8 @@ class CudaDriver:
                 with self._context(device):
                     self._call("cuCtxSynchronize")
 
-    def _current(self) -> str:
-        return self._name(self._torch.cuda.current_device())
+    def _create_event(self, device: str, kind: int) -> ctypes.c_void_p:
+        event = ctypes.c_void_p()
+        with self._context(device):
+            self._call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMING | kind))
+        return event

@@ -264,6 +264,28 @@ def set_up_python(
     return found
 
 
+def try_variables(
+    session_dir: str, command: Sequence[str], variables: Mapping[str, str], timeout: float | None, trial: Sequence[str]
+) -> None:
+    """Make sure, once per node, that a Python starts with these variables: with a wrong PYTHONHOME it does not.
+
+    Args:
+        command: starts the Python. trial: arguments with which it must succeed.
+        timeout: limit in seconds; None: none.
+
+    Raises:
+        PythonSetupError: it does not.
+    """
+    with locked_path(session_dir, "variables-" + _digest(json.dumps([*command, sorted(variables.items())]))) as path:
+        if not os.path.exists(path):
+            deadline = None if timeout is None else time.monotonic() + timeout
+            given = ", ".join(f"{name}={text}" for name, text in sorted(variables.items()))
+            cannot = f"with {given} of env_vars, workers cannot start"
+            _run([*command, *trial], cannot, deadline, variables=variables, shown=shlex.join(command))
+            with open(path, "w", encoding="utf-8"):
+                pass
+
+
 def _activated(python: str) -> dict[str, str]:
     root = os.path.dirname(os.path.dirname(python))
     return {"VIRTUAL_ENV": root, "PATH": os.pathsep.join([os.path.dirname(python), os.environ.get("PATH", os.defpath)])}

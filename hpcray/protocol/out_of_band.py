@@ -15,8 +15,8 @@ import struct
 import threading
 import warnings
 from collections import ChainMap
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import cloudpickle
@@ -32,7 +32,8 @@ _DATES = "mM"
 _FROM_A_LIBRARY = 2  # NumPy's mark of a dtype that is not its own, as bfloat16 of ml_dtypes
 _FORMATS = frozenset("bBhHiIlLqQnNfd?")  # of which the language lets a memoryview be
 _OFFSET = struct.Struct("<Q")
-_UNIT = 16  # bytes; a multiple of every element's size, so that offsets stay whole numbers of elements
+UNIT = 16
+"""Bytes; a multiple of every element's size, so that offsets stay whole numbers of elements."""
 _HUGE = 1 << 20  # bytes; from here on memory for a copy is made of huge pages
 
 
@@ -40,12 +41,14 @@ class Pickling(threading.local):
     """The value that this thread pickles.
 
     Attributes:
+        views: whether the tensors that it unpickles may be views, as only their content is of interest.
         refs: object refs met in it, in order of appearance; None: the thread pickles nothing.
         storages: memory of its tensors, by address and size; None: none was met.
         storages_of: the `refs` of the value that `storages` is of.
     """
 
     refs: list[Any] | None = None
+    views: bool = False
     storages: dict[tuple[int, int], _Storage] | None = None
     storages_of: list[Any] | None = None
 
@@ -86,6 +89,17 @@ class ErrorPickler(cloudpickle.CloudPickler):  # type: ignore[misc]
 def view_tensors(on: bool) -> None:
     """Read PyTorch's CPU tensors as views, or as copies. Writing to a view changes the object for all who read it."""
     _reducers.tensors_as_views = on
+
+
+@contextmanager
+def views_of_tensors(on: bool) -> Iterator[None]:
+    """Have this thread read PyTorch's CPU tensors as views of the memory that they are read from, which must not be
+    written to. on: False changes nothing."""
+    before, pickling.views = pickling.views, pickling.views or on
+    try:
+        yield
+    finally:
+        pickling.views = before
 
 
 def use_transfer_memory(find: Callable[[Any], AbstractContextManager[Any]]) -> None:
@@ -159,17 +173,18 @@ class _Bytes:
         self.__array_interface__ = {"data": (address, False), "shape": (size,), "typestr": "|u1", "version": 3}
 
 
-class _DeviceBytes(DeferredBytes):
-    """A part of a storage on a device, in the place of a `pickle.PickleBuffer`."""
+class DeviceBytes(DeferredBytes):
+    """A part of a storage on a device, in the place of a `pickle.PickleBuffer`.
+
+    Args:
+        low, high: where it begins and ends, in bytes.
+    """
 
     def __init__(self, storage: Any, low: int, high: int) -> None:
-        import torch
-
         self.nbytes = high - low
-        self._part = torch.empty(0, dtype=torch.uint8, device=storage.device)
-        self._part.set_(storage, low, (self.nbytes,), (1,))
+        self._part = bytes_in(storage, low, self.nbytes)
 
-    def raw(self) -> _DeviceBytes:
+    def raw(self) -> DeviceBytes:
         """Return itself: it is contiguous."""
         return self
 
@@ -186,7 +201,7 @@ class _Storage:
 
     Only the part that they cover travels. It is known when the whole value has been pickled, so where the first tensor
     covers a part only, the offset of the part travels beside the bytes, in a buffer that is filled in then. Memory on
-    a device is copied to the host when the blob is written (`_DeviceBytes`).
+    a device is copied to the host when the blob is written (`DeviceBytes`).
 
     Args:
         device: where the memory is, "" for the host's.
@@ -217,7 +232,7 @@ class _Storage:
             _OFFSET.pack_into(self.offset, 0, self.low)
             at = next(at for at, buffer in enumerate(buffers) if buffer is self._whole)
             if self._device:
-                buffers[at] = _DeviceBytes(self._storage, self.low, self.high)  # type: ignore[call-overload]
+                buffers[at] = DeviceBytes(self._storage, self.low, self.high)  # type: ignore[call-overload]
             else:
                 buffers[at] = pickle.PickleBuffer(self._bytes[self.low : self.high])
 
@@ -262,7 +277,7 @@ def _reduce_tensor(tensor: Any) -> Any:
         last = first + tensor.numel()
     else:
         last = first + sum((length - 1) * step for length, step in zip(shape, strides, strict=True)) + 1
-    low, high = (0, 0) if 0 in shape else (first * each // _UNIT * _UNIT, last * each)
+    low, high = (0, 0) if 0 in shape else (first * each // UNIT * UNIT, last * each)
     storage = _storage_part(tensor.untyped_storage(), low, high, "" if on_host else str(tensor.device))
     return _tensor_of, (storage, tensor.dtype, first, tuple(shape), strides, tensor.requires_grad)
 
@@ -317,16 +332,14 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
     content = numpy.frombuffer(buffer, numpy.uint8)
     number = int(device.partition(":")[2] or 0)
     on_device = bool(device) and torch.cuda.is_available()
-    if on_device or _reducers.tensors_as_views:
+    if on_device or _reducers.tensors_as_views or pickling.views:
         if on_device:
             with _reducers.transfer_memory(content) as host:
-                there = _torch_view(host).to(device if number < torch.cuda.device_count() else "cuda")
+                there = torch_view(host).to(device if number < torch.cuda.device_count() else "cuda")
             return there.untyped_storage(), low
-        return _torch_view(content).untyped_storage(), low
+        return torch_view(content).untyped_storage(), low
     size = len(content)
-    own, fresh = storages.take(size)
-    if size >= _HUGE and fresh:
-        _use_huge_pages(own.data_ptr(), size)
+    own = host_storage(size)
     if size:
         target = numpy.asarray(_Bytes(own, own.data_ptr(), size))
         if size >= PARALLEL_COPY_SIZE and (threads := copy_thread_count()) > 1:
@@ -336,7 +349,23 @@ def _storage_of(buffer: Any, offset: Any, device: str = "") -> tuple[Any, int]:
     return own, low
 
 
-def _torch_view(content: Any) -> Any:
+def host_storage(size: int) -> Any:
+    """Return a storage of `size` bytes for a copy that the program gets."""
+    own, fresh = storages.take(size)
+    if size >= _HUGE and fresh:
+        _use_huge_pages(own.data_ptr(), size)
+    return own
+
+
+def bytes_in(storage: Any, first: int, size: int) -> Any:
+    """Return a part of a storage as a tensor of bytes. first: where it begins."""
+    import torch
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage, first, (size,), (1,))
+
+
+def torch_view(content: Any) -> Any:
+    """Return a tensor in the memory of an array, which may be read-only: nothing must write to the tensor then."""
     import torch
 
     with warnings.catch_warnings():
@@ -350,7 +379,7 @@ def _reduce_state(state: Any) -> Any:
 
 
 class _Copied:
-    """Stands for a `bytes` or `bytearray` whose content is the pickle's only buffer."""
+    """Stands for a `bytes`, `bytearray` or memoryview whose content is the pickle's only buffer."""
 
     def __init__(self, kind: type) -> None:
         self._kind = kind
@@ -359,7 +388,12 @@ class _Copied:
         return self._kind, (pickle.PickleBuffer(b""),)
 
 
-COPIED = {kind: pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None) for kind in (bytes, bytearray)}
+def around_buffer(kind: type) -> bytes:
+    """Return the pickle of `kind(buffer)`, whose buffer is the pickle's only one."""
+    return pickle.dumps(_Copied(kind), 5, buffer_callback=lambda _: None)
+
+
+COPIED = {kind: around_buffer(kind) for kind in (bytes, bytearray)}
 """The pickles of a `bytes` and of a `bytearray` that are alone in their object."""
 
 _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {

@@ -25,10 +25,17 @@ DEFAULT_RPC_TIMEOUT = 30  # seconds
 DEFAULT_LIMIT = 100
 DEFAULT_LOG_LIMIT = 1000
 DEFAULT_DOWNLOAD_FILENAME = "file.txt"
-RAY_MAX_LIMIT_FROM_API_SERVER = int(os.environ.get("RAY_MAX_LIMIT_FROM_API_SERVER", "10000"))
-"""Most rows of an answer."""
 RAY_MAX_LIMIT_FROM_DATA_SOURCE = int(os.environ.get("RAY_MAX_LIMIT_FROM_DATA_SOURCE", "10000"))
 """Most rows of one process's answer."""
+
+
+def max_limit() -> int:
+    """Return the most rows of an answer. Programs set the variable after their imports, before `init`."""
+    return int(os.environ.get("RAY_MAX_LIMIT_FROM_API_SERVER", "10000"))
+
+
+RAY_MAX_LIMIT_FROM_API_SERVER = max_limit()
+"""Most rows of an answer, as far as was known when this module was imported."""
 
 PredicateType = str
 SupportedFilterType = str | bool | int | float

@@ -28,7 +28,6 @@ from hpcray.state.logs import LogError, LogReader
 from hpcray.state.options import (
     DEFAULT_LIMIT,
     DEFAULT_RPC_TIMEOUT,
-    RAY_MAX_LIMIT_FROM_API_SERVER,
     Filter,
     GetApiOptions,
     GetLogOptions,
@@ -36,6 +35,7 @@ from hpcray.state.options import (
     StateResource,
     SummaryApiOptions,
     SummaryResource,
+    max_limit,
     resource_to_schema,
 )
 from hpcray.state.schemas import (
@@ -177,9 +177,9 @@ class StateApiClient:
         options = options or ListApiOptions()
         if options.has_conflicting_filters():
             return []
-        if not 0 <= options.limit <= RAY_MAX_LIMIT_FROM_API_SERVER:
+        if not 0 <= options.limit <= (most := max_limit()):
             raise RayStateApiException(
-                f"Given limit {options.limit} exceeds the supported limit {RAY_MAX_LIMIT_FROM_API_SERVER}. Use a lower "
+                f"Given limit {options.limit} exceeds the supported limit {most}. Use a lower "
                 "limit, or set the `RAY_MAX_LIMIT_FROM_API_SERVER` environment variable to a larger value."
             )
         schema = resource_to_schema(resource)

@@ -20,6 +20,17 @@ WANTED: dict[str, list[list[str]]] = {
     "dask": [["dask[array]"]],
     "modin": [["modin", "scikit-learn"]],
     "xgboost_ray": [["xgboost_ray", "xgboost<2.1", "scikit-learn"]],  # its own limit: 2.1 changed the tracker
+    "daft": [["daft"]],
+    "datatrove": [["datatrove[processing,io]"]],
+    "distilabel": [["distilabel", "requests"]],
+    "evotorch": [TORCH, ["evotorch"]],
+    "hamilton": [["sf-hamilton"]],
+    "lightgbm_ray": [["lightgbm_ray", "scikit-learn"]],
+    "nemo_curator": [["nemo-curator", "tqdm", "psutil"]],
+    "prefect": [["prefect-ray"]],
+    "smallpond": [["smallpond", "duckdb<1.4"]],  # it imports duckdb.typing
+    "tianshou": [TORCH, ["tianshou"]],
+    "torchrl": [TORCH, ["torchrl", "gymnasium"]],
     "verl": [
         TORCH,
         [

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1800)]
 
 
 def results(name: str, program: str = "", *arguments: str, **variables: str) -> dict[str, Any]:
-    """Run a program in its environment. It prints one line of JSON in the end."""
+    """Run a program in its environment. It prints one line of JSON, beside what its workers print."""
     environment = Environment(name)
     environment.make()
     environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
@@ -28,7 +28,8 @@ def results(name: str, program: str = "", *arguments: str, **variables: str) -> 
         cwd=ROOT / "tests", env=environ, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout[-3000:]}\n{ended.stderr[-6000:]}"
-    found: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    (line,) = (line for line in ended.stdout.splitlines() if line.startswith('{"ray": '))
+    found: dict[str, Any] = json.loads(line)
     assert found.pop("ray").endswith(os.path.join("hpcray", "compat", "standin", "ray", "__init__.py"))
     return found
 
@@ -55,6 +56,55 @@ def test_xgboost_ray_trains() -> None:
     found = results("xgboost_ray")
     assert found["accuracy"] > 0.9
     assert found["predicted"] == found["rows"]
+
+
+def test_lightgbm_ray_trains() -> None:
+    found = results("lightgbm_ray")
+    assert found["error"] < 0.05 and found["right"] > 0.95
+
+
+def test_dafts_ray_runner() -> None:
+    found = results("daft")
+    assert found["sums"] == [sum(a for a in range(10, 1000) if a % 7 == b) for b in range(7)]
+    assert found["names"] == [f"n{a % 7}" for a in range(9)]
+    assert (found["doubled"], found["repartitioned"]) == ([999_000], 1000)
+
+
+def test_smallpond_partitions_and_queries() -> None:
+    assert results("smallpond")["rows"] == [["a", 0, 96], ["b", 1, 97], ["c", 2, 98], ["d", 3, 99]]
+
+
+def test_a_flow_of_prefect() -> None:
+    assert results("prefect")["found"] == [[0, 1, 4, 9], 81, True]
+
+
+def test_a_dataflow_of_hamilton() -> None:
+    assert results("hamilton")["total"] == 100
+
+
+def test_a_pipeline_of_datatrove() -> None:
+    assert results("datatrove")["kept"] == [29] * 4
+
+
+def test_a_pipeline_of_distilabel() -> None:
+    assert results("distilabel")["lengths"] == list(range(20))
+
+
+def test_a_pipeline_of_nemo_curator_on_two_executors() -> None:
+    assert results("nemo_curator")["kept"] == [50, 50]
+
+
+def test_torchrls_collector_and_replay_buffer() -> None:
+    assert results("torchrl") == {"frames": 400, "held": 100, "sample": [16], "of_the_data": True}
+
+
+def test_tianshous_environments_are_actors() -> None:
+    assert results("tianshou") == {"shape": [3, 4], "rewards": 15.0, "two_of_three": 2}
+
+
+def test_evotorch_searches_with_actors() -> None:
+    found = results("evotorch")
+    assert found["last"] < 0.1 < found["first"]
 
 
 def test_verls_worker_groups() -> None:

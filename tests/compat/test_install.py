@@ -54,3 +54,28 @@ def test_the_install_command_prints_usage_and_the_standin_path(capsys: pytest.Ca
     assert "install" in capsys.readouterr().err
     assert main(["path"]) == 0
     assert capsys.readouterr().out.strip() == STANDIN
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_module_that_is_imported_first_becomes_the_facade(lazy: bool) -> None:
+    """Whoever holds it has hpcray, also where `importlib.util.LazyLoader` made it and loads it at its first use."""
+    code = f"""
+import importlib.util, sys
+spec = importlib.util.find_spec("ray")
+if {lazy}:
+    spec.loader = importlib.util.LazyLoader(spec.loader)
+module = importlib.util.module_from_spec(spec)
+sys.modules["ray"] = module
+spec.loader.exec_module(module)
+assert module.is_initialized() is False, "loaded"
+import ray, ray.util.queue
+assert ray is module is sys.modules["ray"] and type(ray).__name__ == "Facade"
+assert not {{"sys", "install", "hpcray"}} & set(vars(ray)), vars(ray)
+print(ray.__version__, ray.util.queue.Queue.__module__, ray.__name__, ray.__spec__.name)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([STANDIN, str(ROOT)])}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    assert found.stdout.split() == ["2.60.0", "hpcray.util.queue", "ray", "ray"], found.stderr

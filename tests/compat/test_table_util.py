@@ -464,7 +464,8 @@ def test_object_locations_name_node_and_size(ray: Any) -> None:
 @row(
     "RDT: tensor_transport",
     differs="tensors stay in their process until another reads them, then they go through the node stores, those on a "
-    "GPU too; registered transports must be one-sided; no register_nixl_memory, no set_target_for_ref",
+    "GPU too; registered transports must be one-sided; register_nixl_memory and the like have no effect, as nothing "
+    "needs it",
 )
 def test_tensor_transport(ray: Any) -> None:
     torch = pytest.importorskip("torch")

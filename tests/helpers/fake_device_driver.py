@@ -4,16 +4,22 @@ It notes what a real driver does not forgive in the file `misuse` of its directo
 a mapping closed while tensors use it, a block of memory used again while a reader's work may use it, a read that waits
 for nothing. Memory and events of a process that has ended cannot be opened. Work of a stream is a number: what is
 queued (`queue_work`) is done when the test says so (`finish_work`).
+
+A copy in a stream of `transfer_stream` is made when an event behind it is waited for, not before: what is used earlier
+has the wrong content, and what is given up earlier is noted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import itertools
 import mmap
 import os
 import threading
+import time
 import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,10 +53,28 @@ class _Segment:
         self.top = 0
 
 
+class _Stream:
+    """Copies that are not made yet: host address, device pointer, bytes, and whether they are to the device."""
+
+    def __init__(self) -> None:
+        self.copies: list[tuple[int, int, int, bool]] = []
+        self.made = 0
+
+
 def _check_alive(handle: str) -> None:
     with open(f"/proc/{handle.rpartition('-')[2]}/stat", encoding="ascii") as file:
         if file.read().rpartition(") ")[2].startswith("Z"):
             raise ProcessLookupError("the process that has the memory is dead")
+
+
+def _is_reader_alive(mark: str) -> bool:
+    name = mark.rpartition(".")[0].rpartition(".")[2]
+    try:
+        if name.startswith("process-"):
+            _check_alive(name)
+    except OSError:
+        return False
+    return True
 
 
 class FakeDeviceDriver:
@@ -90,16 +114,43 @@ class FakeDeviceDriver:
         """Bytes of all registrations there were, in order."""
         self._host_copies: list[tuple[int, int, int]] = []  # ticket, address, bytes
         self._worked = threading.Condition()
+        self.transfers: Callable[[], bool] = lambda: True
+        """Returns whether the next stream is opened, or the next copy between host and device accepted."""
+        self.down: list[int] = []
+        """Bytes of all copies to the host, in order."""
+        self.up: list[int] = []
+        """Bytes of all copies to the device, in order."""
+        self.used: set[str] = set()
+        """Devices with copies between them and the host."""
+        self.most_under_way = 0
+        """Copies between host and device that were in one stream at once."""
+        self.pause = 0.0
+        """Seconds that a copy between host and device takes."""
+        self._streams = threading.local()
+        self._open_streams: list[_Stream] = []
+        self._recorded: dict[int, tuple[_Stream, int]] = {}
 
     # ------------------------------------------------------------ for tests
 
     def tensor(self, length: int, value: float = 0.0) -> Any:
         """A new tensor of float32 in memory of the device."""
         size = -(-max(1, length * 4) // _UNIT) * _UNIT
+        return torch.from_numpy(self._memory(size)).view(torch.float32)[:length].fill_(value)
+
+    def _memory(self, size: int) -> Any:
+        """New memory of the device, as NumPy's array."""
         address = self._block(size)
         array = np.asarray(_Array(address, size, self))
-        weakref.finalize(array, self._free.setdefault(size, []).append, address)
-        return torch.from_numpy(array).view(torch.float32)[:length].fill_(value)
+        weakref.finalize(array, self._freed, address, size)
+        return array
+
+    def _freed(self, address: int, size: int) -> None:
+        if any(address < at + length and at < address + size for _, at, length, _ in self._unmade()):
+            self.misuse("memory of the device was given up while a copy uses it")
+        self._free.setdefault(size, []).append(address)
+
+    def _unmade(self) -> list[tuple[int, int, int, bool]]:
+        return [copy for stream in list(self._open_streams) for copy in stream.copies[stream.made :]]
 
     def _block(self, size: int) -> int:
         free = self._free.get(size)
@@ -107,7 +158,7 @@ class FakeDeviceDriver:
             address = free.pop()
             segment = self._segment_of(address)
             assert segment is not None
-            for mark in self.directory.glob(f"use.{segment.path.name}.{address - segment.base}.*"):
+            for mark in self._uses(f"{segment.path.name}.{address - segment.base}"):
                 self.misuse(f"a block is used again while a reader has it: {mark.name}")
             return address
         for segment, _ in self._own.values():
@@ -117,6 +168,10 @@ class FakeDeviceDriver:
         segment = self._allocate(max(SEGMENT, size))
         segment.top = size
         return segment.base
+
+    def _uses(self, name: str) -> list[Path]:
+        """What readers that live have of some memory."""
+        return [mark for mark in self.directory.glob(f"use.{name}.*") if _is_reader_alive(mark.name)]
 
     def _allocate(self, size: int) -> _Segment:
         """New memory, of which parts are tensors."""
@@ -218,7 +273,7 @@ class FakeDeviceDriver:
     def free(self, memory: DeviceMemory) -> None:
         segment, _ = self._own.pop(memory.base)
         self._pool.discard(memory.base)
-        if any(self.directory.glob(f"use.{segment.path.name}.*")):
+        if self._uses(segment.path.name):
             self.misuse("memory was freed that a reader has")
         segment.path.unlink()
 
@@ -228,7 +283,7 @@ class FakeDeviceDriver:
             self.misuse("a copy of what is not on the device")
             return
         start = target - segment.base
-        for mark in self.directory.glob(f"use.{segment.path.name}.*"):
+        for mark in self._uses(segment.path.name):
             if start <= int(mark.name.removeprefix(f"use.{segment.path.name}.").partition(".")[0]) < start + size:
                 self.misuse(f"a block of the pool is used again while a reader has it: {mark.name}")
         ctypes.memmove(target, source, size)
@@ -302,11 +357,83 @@ class FakeDeviceDriver:
     def close_event(self, device: str, event: Any) -> None:
         if event in self._foreign:
             self._foreign.remove(event)
+        elif getattr(self._events.get(event), "name", "").startswith("local-"):
+            del self._events[event]
+            self._recorded.pop(event, None)
         else:
             self.misuse("an event was closed that is not open")
 
     def record(self, device: str, event: int) -> None:
+        stream = self._current_streams().get(device)
+        if stream is not None:
+            self._recorded[event] = stream, len(stream.copies)
+            return
         self._events[event].write_text(str(self.queued), encoding="ascii")
+
+    @contextlib.contextmanager
+    def transfer_stream(self, device: str) -> Iterator[None]:
+        if device not in self.visible:
+            self.misuse(f"a stream of {device}")
+        if not self.transfers():
+            raise DeviceDriverError("there are no more streams")
+        outer, stream = self._current_streams(), _Stream()
+        self._streams.current = {**outer, device: stream}
+        self._open_streams.append(stream)
+        try:
+            yield
+        finally:
+            if stream.made < len(stream.copies):
+                self.misuse("a stream was given up with copies under way")
+            self._open_streams.remove(stream)
+            self._streams.current = outer
+
+    def _current_streams(self) -> dict[str, _Stream]:
+        """Those of `transfer_stream` that are current in this thread, by device."""
+        found: dict[str, _Stream] = getattr(self._streams, "current", {})
+        return found
+
+    def _add_copy(self, device: str, address: int, pointer: int, size: int, up: bool) -> None:
+        if not self.transfers():
+            raise DeviceDriverError("this copy is refused")
+        segment, stream = self._segment_of(pointer), self._current_streams()[device]
+        if segment is None or pointer + size > segment.base + segment.size:
+            self.misuse("a copy of what is not on the device")
+            return
+        self.is_registered(address, size)
+        stream.copies.append((address, pointer, size, up))
+        self.used.add(device)
+        self.most_under_way = max(self.most_under_way, len(stream.copies) - stream.made)
+
+    def copy_to_host(self, device: str, address: int, pointer: int, size: int) -> None:
+        self._add_copy(device, address, pointer, size, False)
+
+    def copy_to_device(self, device: str, pointer: int, address: int, size: int) -> None:
+        self._add_copy(device, address, pointer, size, True)
+
+    def _make_copies(self, stream: _Stream, count: int) -> None:
+        for address, pointer, size, up in stream.copies[stream.made : count]:
+            time.sleep(self.pause)
+            ctypes.memmove(*((pointer, address) if up else (address, pointer)), size)
+            (self.up if up else self.down).append(size)
+            stream.made += 1
+
+    def new_local_event(self, device: str) -> int:
+        event = next(self._idents)
+        self._events[event] = self.directory / f"local-{event}"
+        return event
+
+    def await_event(self, device: str, event: int) -> None:
+        if event not in self._recorded:
+            self.misuse("an event was waited for that was never recorded")
+            return
+        self._make_copies(*self._recorded[event])
+
+    def empty(self, device: str, size: int) -> Any:
+        array = self._memory(-(-max(1, size) // _UNIT) * _UNIT)
+        return torch.from_numpy(array[:size]).untyped_storage() if size else torch.UntypedStorage(0)
+
+    def current_device(self) -> str:
+        return self.visible[0]
 
     def wait(self, device: str, event: Any) -> None:
         path = self._events.get(event, event)
@@ -332,6 +459,8 @@ class FakeDeviceDriver:
         if size is None:
             self.misuse("what is not registered was given up")
             return
+        if any(at < address + size and address < at + length for at, _, length, _ in self._unmade()):
+            self.misuse("registered memory was given up while a copy between host and device uses it")
         for ticket, at, length in self._host_copies:
             if ticket > self.done and at < address + size and address < at + length:
                 self.misuse("registered memory was given up while a copy uses it")
@@ -344,4 +473,5 @@ class FakeDeviceDriver:
 
     def leaks(self) -> list[str]:
         """What is still open at the end."""
-        return [*self.mapped, *map(str, self._foreign), *map(hex, self.registered)]
+        local = [str(path) for path in self._events.values() if path.name.startswith("local-")]
+        return [*local, *self.mapped, *map(str, self._foreign), *map(hex, self.registered)]

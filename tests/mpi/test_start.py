@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from helpers.scripts import IDLE, write
 
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun")
 pytestmark = pytest.mark.timeout(180)
+TIMES = int(os.environ.get("HPCRAY_TEST_TIMES", "200"))
+"""Starts of `test_many_starts_and_stops`."""
 
 # Prints what it finds as one line of JSON.
 LOOK = """\
@@ -247,11 +250,11 @@ def test_sessions_one_after_the_other(leak_check: LeakCheck, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_two_hundred_starts_and_stops(leak_check: LeakCheck, tmp_path: Path) -> None:
+def test_many_starts_and_stops(leak_check: LeakCheck, tmp_path: Path) -> None:
     script = write(
         tmp_path, "import hpcray as ray\nray.init(num_cpus=1)\nassert ray.get(ray.remote(lambda: 1).remote()) == 1\n"
     )
-    for _ in range(200):
+    for _ in range(TIMES):
         with Job(embedded(script)) as job:
             assert job.wait().code == 0
         leak_check.check()

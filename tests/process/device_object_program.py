@@ -5,7 +5,7 @@
 
 Prints a line for each seed: the number of values read and of processes killed. In an embedded program the raylet may be
 killed too; then the rest of the program fails with errors that say so. On several nodes it is that of another node, and
-everything goes on.
+everything goes on. With made-up devices (`helpers.made_up_devices`) the tensors are on them.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from hpcray.actor import exit_actor
 from hpcray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
 from hpcray.platform.process_tree import become_subreaper, descendants
 from hpcray.platform.session_directory import live_sessions
+from hpcray.runtime.core_worker.device_memory import find_driver
 
 LENGTHS = (4, 60_000)
 """Elements of a tensor: some in a message, some in the store."""
@@ -38,7 +39,8 @@ AGAIN = {"max_retries": -1, "tensor_transport": "auto"}
 
 
 def values(number: int, length: int) -> dict[str, Any]:
-    tensor = torch.full((length,), float(number))
+    driver: Any = find_driver()
+    tensor = torch.full((length,), float(number)) if driver is None else driver.tensor(length, float(number))
     return {"tensor": tensor, "same": [tensor], "rest": np.full(3, number), "number": number}
 
 
@@ -253,6 +255,10 @@ class Program:
 
 def run(seed: int, nodes: bool) -> None:
     """Run one program."""
+    if "MADE_UP_DEVICES" in os.environ:
+        from helpers.made_up_devices import use_made_up_devices
+
+        use_made_up_devices()
     faulthandler.dump_traceback_later(4 * PATIENCE, exit=True)
     ray.init(include_dashboard=False, **({} if nodes else {"num_cpus": 2, "object_store_memory": 128 << 20}))
     source = random.Random(f"kills of {seed}")

@@ -134,9 +134,49 @@ def test_cancel_interrupts_a_coroutine_of_an_actor(marks: Marks):
     sleeper = Sleeper.remote()
     ref = sleeper.sleep.remote()
     eventually(marks.lines)
+    dependent = echo.remote(ref)
     ray.cancel(ref)
-    assert_cancelled(ref)
+    with pytest.raises(exceptions.RayTaskError, match=ref.task_id().hex()) as raised:
+        ray.get(ref)
+    assert isinstance(raised.value, exceptions.TaskCancelledError)
+    assert type(raised.value.cause) is exceptions.TaskCancelledError
+    assert "At least one of the input arguments" not in str(raised.value)
+    with pytest.raises(exceptions.TaskCancelledError, match="At least one of the input arguments"):
+        ray.get(dependent)
     assert ray.get(sleeper.fine.remote()) == "fine"
+
+
+class Yielding:
+    def numbers(self, marks):
+        try:
+            for number in range(1000):
+                yield number
+                time.sleep(0.01)
+        finally:
+            marks.add("closed")
+
+
+class AsyncYielding(Yielding):
+    async def others(self):
+        pass
+
+
+@pytest.mark.parametrize("window", [-1, 2])
+@pytest.mark.parametrize("kind", ["one at a time", "threads", "async"])
+def test_a_generator_of_an_actor_that_is_cancelled_ends_where_it_yields(kind: str, window: int, marks: Marks):
+    options = {"max_concurrency": 2} if kind == "threads" else {}
+    actor = ray.remote(AsyncYielding if kind == "async" else Yielding).options(num_cpus=0, **options).remote()
+    method = actor.numbers.options(num_returns="streaming", _generator_backpressure_num_objects=window)
+    generator = method.remote(marks)
+    assert ray.get(next(generator)) == 0
+    time.sleep(0.1)  # with a window it waits now
+    ray.cancel(generator)
+    with pytest.raises(exceptions.TaskCancelledError):
+        for ref in generator:
+            ray.get(ref)
+    with pytest.raises(StopIteration):
+        next(generator)
+    assert eventually(marks.lines) == ["closed"]
 
 
 def test_a_cancelled_waiting_call_of_an_actor_never_runs(marks: Marks):
@@ -341,8 +381,11 @@ def test_a_coroutine_cannot_undo_its_cancellation(outcome: str, marks: Marks):
     ref = Stubborn.remote().sleep.remote()
     eventually(marks.lines)
     ray.cancel(ref)
-    with pytest.raises(exceptions.TaskCancelledError, match=ref.task_id().hex()):
+    with pytest.raises(exceptions.TaskCancelledError, match=ref.task_id().hex()) as raised:
         ray.get(ref)
+    assert isinstance(raised.value, exceptions.RayTaskError)
+    if IS_HPCRAY:
+        assert ("of another kind" in str(raised.value)) == (outcome == "an error")
 
 
 def test_the_error_names_the_cancelled_task(marks: Marks):

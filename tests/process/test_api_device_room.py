@@ -15,6 +15,8 @@ from engine import PATIENCE, eventually, hpcray_only, ray
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 LENGTH = 1000
+PIECED = 600_000
+"""Elements that pass through the store in three pieces."""
 ROOM = 4
 """Device objects for which a process has room."""
 INIT = {
@@ -29,9 +31,10 @@ class Holder:
     def __init__(self, directory: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.core.core_worker import device_mappings
-        from hpcray.runtime.core_worker import device_memory
+        from hpcray.core.core_worker import device_mappings, tensor_pieces
+        from hpcray.runtime.core_worker import device_memory, device_pieces
 
+        tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         device_mappings.IDLE_TIME = 0.3
         device_memory._EXPIRE_INTERVAL = 0.1
         self.driver = FakeDeviceDriver(directory)
@@ -42,8 +45,8 @@ class Holder:
         return os.getpid()
 
     @ray.method(tensor_transport="auto")
-    def make(self, value: float) -> Any:
-        return {"tensor": self.driver.tensor(LENGTH, value)}
+    def make(self, value: float, length: int = LENGTH) -> Any:
+        return {"tensor": self.driver.tensor(length, value)}
 
     @ray.method(tensor_transport="auto")
     def give_own(self, value: float) -> Any:
@@ -56,6 +59,9 @@ class Holder:
         if keep:
             self.kept = tensor
         return float(tensor.sum()), self.driver.is_on_device(tensor)
+
+    def copies(self) -> tuple[int, int]:
+        return len(self.driver.down), len(self.driver.up)
 
     def look(self) -> float:
         return float(self.kept.sum())
@@ -170,3 +176,19 @@ def test_what_has_moved_outlives_a_maker_that_ends_in_order(devices: str) -> Non
     gc.collect()
     for number, ref in enumerate(refs):
         assert ray.get(reader.read.remote(ref), timeout=PATIENCE)[0] == float(number) * LENGTH
+
+
+def test_pieces_that_readers_have_are_where_the_tensors_move_to(devices: str) -> None:
+    maker = Holder.remote(devices)
+    ref = maker.make.remote(7.0, PIECED)
+    assert float(ray.get(ref)["tensor"].sum()) == 7.0 * PIECED
+    assert ray.get(maker.copies.remote()) == (3, 0)
+    others = [maker.make.remote(float(number)) for number in range(ROOM)]
+    assert ray.get([maker.read.remote(other) for other in others])
+    eventually(lambda: state_of(maker)["blocks"] <= ROOM)
+    assert ray.get(maker.copies.remote()) == (3, 0), "they were in the store already"
+    assert ray.get(maker.read.remote(ref)) == (7.0 * PIECED, True)
+    assert ray.get(maker.copies.remote()) == (3, 3)
+    assert float(ray.get(ref)["tensor"].sum()) == 7.0 * PIECED
+    del ref, others
+    eventually(lambda: state_of(maker)["blocks"] == 0)

@@ -65,7 +65,11 @@ class TestActorClasses:
         assert "get" in Box.__ray_metadata__.method_meta.methods
         assert Box.options(num_cpus=2) is not Box
         assert ray.remote(num_cpus=2)(type("Plain", (), {}))._default_options["num_cpus"] == 2
-        assert ray.remote(num_cpus=2)(len if False else (lambda: 1))._default_options["num_cpus"] == 2
+        function = ray.remote(num_cpus=2)(len if False else (lambda: 1))
+        assert function._default_options["num_cpus"] == 2
+        assert function._function_name.endswith("<lambda>")
+        function._function_name = "as smallpond does"
+        assert ray.get(function.remote()) == 1
 
 
 class TestIds:

@@ -73,6 +73,22 @@ class TestVariablesReadAtStart:
 
         assert ray.get(Seen.remote().look.remote()) == (True, 42, f"{os.environ.get('HOME', '')}/x", library)
 
+    def test_a_python_that_does_not_start_with_them_is_an_error_of_tasks_and_actors(self, tmp_path):
+        env = {"env_vars": {"PYTHONHOME": str(tmp_path)}}
+        with pytest.raises(
+            exceptions.RuntimeEnvSetupError, match=f"PYTHONHOME={tmp_path} of env_vars[\\s\\S]*'encodings'"
+        ):
+            ray.get(ray.remote(runtime_env=env)(look).remote(), timeout=60)
+
+        @ray.remote(runtime_env=env)
+        class Never:
+            def look(self):
+                pass
+
+        with pytest.raises(exceptions.RuntimeEnvSetupError, match="PYTHONHOME"):
+            ray.get(Never.remote().look.remote(), timeout=60)
+        assert ray.get(ray.remote(lambda: 1).remote()) == 1
+
     def test_workers_without_them_are_forked_as_before(self):
         def parent():
             return os.readlink(f"/proc/{os.getpid()}/exe"), open("/proc/self/cmdline").read()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engine import hpcray_only
-from helpers.jobs import Ended, Job
+from helpers.jobs import ROOT, Ended, Job
 from helpers.leaks import LeakCheck, leak_checked
 
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
@@ -38,6 +38,47 @@ def environ(leaks: LeakCheck, room: int = 0) -> dict[str, str]:
 def reads_of(ended: Ended) -> list[int]:
     assert ended.code == 0, (ended.out[-4000:], ended.err[-8000:])
     return [int(count) for count in re.findall(r"(\d+) values read", ended.out)]
+
+
+def on_devices(leaks: LeakCheck, directory: Path, room: int = 0) -> dict[str, str]:
+    """The environment of programs with made-up devices, through whose memory, and through the host, tensors pass."""
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    more = {"HPCRAY_PRELOAD": "torch,helpers.made_up_devices", "MADE_UP_DEVICES": str(directory), "PYTHONPATH": paths}
+    return environ(leaks, room) | more
+
+
+def check_devices(directory: Path) -> None:
+    misuse = directory / "misuse"
+    assert not misuse.exists(), misuse.read_text()
+    transfers = (directory / "transfers").stat().st_size
+    print(f"{transfers} copies of pieces")
+    assert transfers > 10
+
+
+@pytest.mark.parametrize("room", [0, 500_000], ids=["", "little room"])
+def test_programs_with_devices_on_one_node(leaks: LeakCheck, tmp_path: Path, room: int) -> None:
+    seeds = [seed for seed in SEEDS if seed % SHARE_OF_NODES]
+    if not seeds:
+        pytest.skip("no seed of a program on one node")
+    with Job([sys.executable, str(PROGRAM), *map(str, seeds)], on_devices(leaks, tmp_path, room)) as job:
+        ended = job.wait(600.0 + 100.0 * len(seeds))
+    print(ended.out, ended.err[-20_000:], sep="\n")
+    reads = reads_of(ended)
+    assert len(reads) == len(seeds) and sum(reads) > 3 * len(seeds), reads
+    check_devices(tmp_path)
+
+
+@pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI")
+@pytest.mark.parametrize("seed", [seed for seed in SEEDS if not seed % SHARE_OF_NODES])
+def test_programs_with_devices_on_two_nodes(leaks: LeakCheck, tmp_path: Path, seed: int) -> None:
+    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2"]
+    environ = {"HPCRAY_SAME_HOST": "0", **on_devices(leaks, tmp_path)}  # pieces pass through the object plane
+    with Job([*command, str(PROGRAM), "--nodes", str(seed)], environ) as job:
+        ended = job.wait(600.0)
+    print(ended.out, ended.err[-20_000:], sep="\n")
+    (reads,) = reads_of(ended)
+    assert reads > 0
+    check_devices(tmp_path)
 
 
 @pytest.mark.parametrize("room", [0, 2000], ids=["", "little room"])

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from engine import PATIENCE, eventually, exceptions, exit_actor, hpcray_only, ray, start
 
+from hpcray.core.core_worker.tensor_pieces import PIECED_SIZE
 from hpcray.runtime.core_worker.core_worker import current
 
 torch = pytest.importorskip("torch")
@@ -46,6 +47,14 @@ class Holder:
         tensor = value["tensor"]
         assert value["twice"][0] is tensor
         return tensor.data_ptr(), float(tensor.sum()), tensor.device.type
+
+    def look_at_copy(self, refs: list[Any]) -> tuple[bool, str]:
+        tensor = ray.get(refs[0], _use_object_store=True)["tensor"]
+        return bool(torch.equal(tensor, torch.arange(len(tensor), device=tensor.device))), tensor.device.type
+
+    @ray.method(tensor_transport="auto")
+    def count(self, length: int) -> Any:
+        return {"tensor": torch.arange(length, device="cuda")}
 
     def pointer(self) -> int:
         return self.tensor.data_ptr()
@@ -95,6 +104,15 @@ def test_tensors_outlive_an_actor_that_ends_in_order(length: int) -> None:
     with pytest.raises(exceptions.RayActorError):
         ray.get(first.leave.remote())
     assert ray.get(second.look.remote(ref), timeout=PATIENCE)[1:] == (3.0 * length, "cuda")
+
+
+@pytest.mark.parametrize("length", [PIECED_SIZE // 8, 5 * PIECED_SIZE // 8 + 3])
+def test_a_copy_of_its_own_passes_through_the_host_in_pieces(length: int) -> None:
+    first, second = Holder.remote(), Holder.remote()
+    for _ in range(3):  # memory is allocated at first, then used again
+        ref = first.count.remote(length)
+        assert ray.get(second.look_at_copy.remote([ref]), timeout=PATIENCE) == (True, "cuda")
+        assert ray.get(ref)["tensor"][-1] == length - 1
 
 
 def test_memory_counts_tensors_by_device() -> None:

@@ -112,6 +112,29 @@ goes_on()
     went_on(run(tmp_path, code, before=open_files(64)))
 
 
+def test_at_the_limit_of_workers_those_that_own_objects_stay(tmp_path: Path, leak_check: LeakCheck) -> None:
+    code = """
+ray.init(num_cpus=2, max_workers=2, idle_worker_timeout=5.0)
+in_env = lambda name, function: ray.remote(runtime_env={"env_vars": {"X": name}})(function)
+put = lambda number: [ray.put(number)]
+slow = ray.remote(lambda: time.sleep(0.2))
+(first,), _ = ray.get([ray.remote(put).remote(7), slow.remote()])
+(second,) = ray.get(in_env("1", put).remote(8), timeout=60)
+assert ray.get(first, timeout=60) == 7, "the other worker has made room"
+waiting = in_env("2", put).remote(9)
+try:
+    ray.get(waiting, timeout=4)
+except ray.exceptions.GetTimeoutError as error:
+    assert "2 of them have no task, and own objects" in str(error), error
+assert ray.get([first, second]) == [7, 8]
+del first
+(third,) = ray.get(waiting, timeout=60)
+assert ray.get([second, third]) == [8, 9]
+print("went on")
+"""
+    went_on(run(tmp_path, code, before="import time\n"))
+
+
 def test_too_few_open_files_to_start(tmp_path: Path, leak_check: LeakCheck) -> None:
     code = """
 try:

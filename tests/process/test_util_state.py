@@ -80,7 +80,7 @@ def test_actors_are_listed_by_state():
     assert state.get_actor("00" * 13) is None
 
 
-def test_limits_and_wrong_filters_of_the_state_api():
+def test_limits_and_wrong_filters_of_the_state_api(monkeypatch: pytest.MonkeyPatch):
     counters = [Counter.options(num_cpus=0).remote() for _ in range(3)]
     ray.get([counter.pid.remote() for counter in counters])
     assert len(state.list_actors(limit=2)) == 2
@@ -93,6 +93,10 @@ def test_limits_and_wrong_filters_of_the_state_api():
         with pytest.raises(RayStateApiException):
             state.list_actors(**options)
     assert state.list_actors(limit=0) == []
+    with pytest.raises(RayStateApiException, match="limit 40000 exceeds the supported limit 10000"):
+        state.list_actors(limit=40_000)
+    monkeypatch.setenv("RAY_MAX_LIMIT_FROM_API_SERVER", "40000")  # as programs do between their imports and `init`
+    assert len(state.list_actors(limit=40_000)) >= 2
     with pytest.warns(UserWarning, match="multiple '=' filters"):
         assert state.list_actors(filters=[("state", "=", "ALIVE"), ("state", "=", "DEAD")]) == []
     assert state.list_nodes(filters=[("is_head_node", "=", "true")]) == state.list_nodes(

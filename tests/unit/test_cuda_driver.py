@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,11 @@ int cuMemAlloc_v2(ptr *base, size_t size) { *base = 0x7f00bb000000; return note(
 int cuMemFree_v2(ptr base) { return note("free %llx", base); }
 int cuMemcpyDtoDAsync_v2(ptr to, ptr from, size_t size, void *stream)
 { return note("copy %llx %llx %zu %p", to, from, size, stream); }
+int cuMemcpyDtoHAsync_v2(void *to, ptr from, size_t size, void *stream)
+{ return note("down %p %llx %zu %p", to, from, size, stream); }
+int cuMemcpyHtoDAsync_v2(ptr to, const void *from, size_t size, void *stream)
+{ return note("up %llx %p %zu %p", to, from, size, stream); }
+int cuEventSynchronize(void *event) { return note("await %p", event); }
 int cuMemHostRegister_v2(void *at, size_t size, unsigned int flags)
 { return note("register %p %zu %u", at, size, flags); }
 int cuMemHostUnregister(void *at) { return note("unregister %p", at); }
@@ -92,7 +98,14 @@ STREAM = 0x7FDD00000001
 
 
 class _Stream:
-    cuda_stream = STREAM
+    """The current stream, or one that is made."""
+
+    def __init__(self, number: int = -1) -> None:
+        self.cuda_stream = STREAM if number < 0 else STREAM + 0x100 * (number + 1)
+        self.follows: list[int] = []
+
+    def wait_stream(self, other: _Stream) -> None:
+        self.follows.append(other.cuda_stream)
 
 
 @pytest.fixture
@@ -104,7 +117,18 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaDriv
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda number: _Stream())
+    current = [_Stream()]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda number: current[-1])
+    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
+
+    @contextlib.contextmanager
+    def stream(own: _Stream) -> Iterator[None]:
+        assert own.follows == [STREAM]
+        current.append(own)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "stream", stream)
     yield CudaDriver()
 
 
@@ -168,6 +192,34 @@ def test_events_are_of_the_current_stream_and_travel(driver: CudaDriver, tmp_pat
         "query 0x7fee00000010", "open event 1", f"wait {STREAM:#x} 0x7fee00000020 0", "query 0x7fee00000020",
         "destroy 0x7fee00000020",
     ]  # fmt: skip
+
+
+def test_copies_from_and_to_the_host_are_of_a_stream_of_their_own(driver: CudaDriver, tmp_path: Path) -> None:
+    with driver.transfer_stream(SECOND):
+        event = driver.new_local_event(SECOND)
+        driver.copy_to_host(SECOND, 0x7F0011112040, POINTER, 1 << 33)
+        driver.copy_to_device(SECOND, POINTER, 0x7F0011112080, 1 << 32)
+        driver.record(SECOND, event)
+        driver.await_event(SECOND, event)
+    driver.copy(SECOND, POINTER, POINTER, 5)
+    own = f"{STREAM + 0x200:#x}"
+    assert calls(tmp_path) == [
+        "retain 41", "event 3", f"down 0x7f0011112040 {POINTER:x} {1 << 33} {own}",
+        f"up {POINTER:x} 0x7f0011112080 {1 << 32} {own}", f"record 0x7fee00000010 {own}", "await 0x7fee00000010",
+        f"copy {POINTER:x} {POINTER:x} 5 {STREAM:#x}",
+    ]  # fmt: skip
+    assert driver.current_device() == SECOND
+
+
+def test_a_stream_that_cannot_be_made_is_an_error_of_the_driver(
+    driver: CudaDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(number: int) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "Stream", refuse)
+    with pytest.raises(DeviceDriverError, match="out of memory"), driver.transfer_stream(FIRST):
+        pass
 
 
 def test_tensors_name_their_device(driver: CudaDriver) -> None:

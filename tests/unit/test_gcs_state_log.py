@@ -210,6 +210,17 @@ def test_a_restored_head_goes_on_as_the_first_one_would(before: Any, after: Any,
     assert questions(second.head) == questions(first.head)
 
 
+def test_an_actor_that_its_only_node_refuses_after_a_move_of_the_head_waits_for_the_next_tick() -> None:
+    """As without the move: it is not sent there again in the same moment, and refused again, and so on."""
+    first, snapshot = up(), TableSnapshot()
+    snapshot.apply(first.log.snapshot_rows(), whole=True)
+    bound = spec(0, 0, 0, False, False, -1)
+    first.handle(1.0, PROCS[0], m.CreateActor(7, bound))
+    second = restored(first, snapshot)
+    refusal = m.StartActorRefused(bound.actor, "")
+    assert second.handle(1.0, raylet_of(0), refusal) == first.handle(1.0, raylet_of(0), refusal) == []
+
+
 @pytest.mark.parametrize("creator_dies", [True, False])
 def test_a_process_that_watches_a_group_which_can_no_longer_come_gets_its_removal(creator_dies: bool) -> None:
     head = up()

@@ -121,6 +121,25 @@ def test_at_the_limit_an_idle_worker_of_another_environment_makes_room() -> None
     assert pool.is_full(0.0, A)
 
 
+def test_at_the_limit_a_worker_that_owns_objects_stays_and_the_next_one_makes_room() -> None:
+    pool = make(4, max_workers=2, idle_worker_timeout=10.0)
+    old, young = ready(pool, 2)
+    pool.assign_worker(allocation(A))
+    assert exits(pool.fork_for_waiting(0.0)) == [old.proc]
+    assert pool.exit_refused(1.0, old.proc) is None and pool.owners(1.0) == 1
+    assert exits(pool.fork_for_waiting(1.0)) == [young.proc]
+    assert pool.exit_refused(2.0, young.proc) is None and pool.owners(2.0) == 2
+    assert pool.fork_for_waiting(3.0) == [] and pool.is_full(3.0, A), "nobody's objects are lost for it"
+    assert len(pool.drop_hopeless(3.0)) == 1 and not pool.waiting(), "who waits is told"
+    assert not pool.is_full(11.0, A), "one of them may own nothing any more"
+    pool.assign_worker(allocation(A))
+    assert pool.drop_hopeless(11.0) == []
+    assert exits(pool.fork_for_waiting(11.0)) == [old.proc]
+    pool.remove_worker(old.proc)
+    assert len(forks(pool.fork_for_waiting(11.0))) == 1 and pool.owners(11.0) == 1
+    pool.check_invariants()
+
+
 def test_idle_workers_beyond_the_cpus_leave_after_their_time_the_oldest_first() -> None:
     pool = make(1, idle_worker_timeout=10.0)
     first = ready(pool, 2, now=0.0)

@@ -177,6 +177,10 @@ class DeviceObjectTable:
         if oid in self._objects:
             self.exported.add(oid)
 
+    def export_failed(self, oid: bytes) -> None:
+        """The tensors of an object have not been copied for readers, after all."""
+        self.exported.discard(oid)
+
     def remove(self, oid: bytes) -> None:
         """Drop the tensors of an object that is freed."""
         self.exported.discard(oid)

@@ -226,7 +226,7 @@ def _load_actors(manager: ActorManager, now: float, snapshot: TableSnapshot, dea
             row.reason, row.error,
             watchers=watchers.get(ident, set()) if row.state != DEAD else set(),
             out_of_scope=row.out_of_scope, complete=row.complete, since=now if row.state != DEAD else 0.0,
-            former_workers=deque(row.former, FORMER_WORKERS_KEPT),
+            former_workers=deque(row.former, FORMER_WORKERS_KEPT), sent_at=now,
         )  # fmt: skip
         manager.restore_actor(actor)
     lookups = manager.pending_lookups

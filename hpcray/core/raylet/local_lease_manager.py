@@ -36,7 +36,7 @@ from hpcray.core.raylet.head_reporter import HeadReporter
 from hpcray.core.raylet.lease_queue import LeaseQueue, Shortages
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, is_bundles_env
 from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
-from hpcray.core.raylet.local_resources import GPU, LocalResources
+from hpcray.core.raylet.local_resources import GPU, LocalResources, ResourceAllocation
 from hpcray.core.raylet.node_views import SMALL_CLUSTER, NodeViewReporter
 from hpcray.core.raylet.peer_requests import GROUP_WAIT, PeerRequests
 from hpcray.core.raylet.worker_cap import WorkerCap
@@ -273,6 +273,8 @@ class LocalLeaseManager:
             if now >= request.return_at and not self._fits(request):
                 self._reporter.return_assigned(now, request)
         self._requests.forget_finished(now)
+        for allocation in self.pool.drop_hopeless(now):
+            self._undo(now, allocation)
         if self._queue.waiting:
             self._status.report_waiting(now, out)
             self._reclaimer.remind(now)
@@ -448,7 +450,7 @@ class LocalLeaseManager:
                 self._queue.note_served_unqueued()
                 return out
             if self.pool.is_full(now, env):
-                reason = self._status.no_worker_text(env)
+                reason = self._status.no_worker_text(now, env)
             else:
                 may_queue = True
         if may_queue:
@@ -511,9 +513,13 @@ class LocalLeaseManager:
         """A worker died before it joined: undo one allocation that waits for such a worker."""
         allocation = self.pool.start_failed(now, worker.env, reason)
         if allocation is not None:
-            self._leases.undo(allocation)
-            text = self._status.no_worker_text(allocation.lease_request.shape.env)
-            self._reporter.return_undone(now, allocation, text)
+            self._undo(now, allocation)
+
+    def _undo(self, now: float, allocation: ResourceAllocation) -> None:
+        """Undo an allocation for which no worker can be had."""
+        self._leases.undo(allocation)
+        text = self._status.no_worker_text(now, allocation.lease_request.shape.env)
+        self._reporter.return_undone(now, allocation, text)
 
     def _holder_died(self, now: float, holder: bytes) -> list[Effect]:
         out: list[Effect] = []
@@ -593,14 +599,14 @@ class LeaseStatus:
             spec = request.actor_spec
             if spec is not None and not request.warned_no_worker and self._lacks_worker(now, request):
                 request.warned_no_worker = True
-                text = f"actor {spec.class_name} waits: {self.no_worker_text(request.shape.env)}"
+                text = f"actor {spec.class_name} waits: {self.no_worker_text(now, request.shape.env)}"
                 out.append(Send(owner_of(spec.actor), m.Infeasible(ACTOR_SCHEDULING_CLASS, text)))
             if spec is not None or request.prepare is not None:
                 continue
             index = request.scheduling_class
             if not request.warned_no_worker and self._lacks_worker(now, request):
                 request.warned_no_worker = True
-                out.append(Send(request.holder, m.Infeasible(index, self.no_worker_text(request.shape.env))))
+                out.append(Send(request.holder, m.Infeasible(index, self.no_worker_text(now, request.shape.env))))
                 continue
             reported_at = max(request.waiting_since, request.reported_waiting_at)
             if now - reported_at >= REPORT_AFTER and self._requests.is_for_this_node_only(request):
@@ -608,12 +614,14 @@ class LeaseStatus:
                 request.reported_waiting_at = now
                 out.append(Send(request.holder, m.Infeasible(index, self._waiting_text(request.resources), waits=True)))
 
-    def no_worker_text(self, env: WorkerEnv) -> str:
+    def no_worker_text(self, now: float, env: WorkerEnv) -> str:
         """Why no worker with this environment can be had."""
         node = self._resources.node
         if self._pool.failures.get(env):
             return f"node {node} cannot start workers: {self._pool.last_failure}"
-        return f"node {node} runs {self._pool.limit} workers, its limit{self._pool.limit_reason}"
+        owners = self._pool.owners(now)
+        idle = f" ({owners} of them have no task, and own objects)" if owners else ""
+        return f"node {node} runs {self._pool.limit} workers, its limit{idle}{self._pool.limit_reason}"
 
     def cap_text(self, request: LeaseRequest, wait: float) -> str:
         """Why a request gets no further lease now, although there is room."""

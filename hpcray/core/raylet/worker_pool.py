@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +121,9 @@ class WorkerPool:
         if self._idle.get(env):
             return False
         in_use = self._counts[BUSY] + self._counts[LEAVING] + self._waiting_count
-        return now < self._no_fork_until or in_use >= self.limit
+        if now < self._no_fork_until or in_use >= self.limit:
+            return True
+        return len(self.workers) >= self.limit and in_use + self.owners(now) >= self.limit
 
     def can_supply(self, now: float, env: WorkerEnv) -> bool:
         """True if an allocation made now would have a worker soon."""
@@ -128,6 +131,10 @@ class WorkerPool:
             return True
         ahead = self._waiting_with_setup if needs_setup(env) else self._waiting_count - self._waiting_with_setup
         return ahead < self._max_forks and not self.is_full(now, env)
+
+    def owners(self, now: float) -> int:
+        """Count the idle workers that stay for now because they own objects."""
+        return sum(self._stays(now, worker) for stack in self._idle.values() for worker in stack)
 
     def waiting(self) -> list[ResourceAllocation]:
         """Allocations that have no worker yet, oldest first within an environment."""
@@ -193,6 +200,16 @@ class WorkerPool:
         worker.asked, worker.needed = False, True
         return self.release_worker(now, worker)
 
+    def drop_hopeless(self, now: float) -> list[ResourceAllocation]:
+        """Drop and return the allocations that wait where the node is full, and all who could make room own objects."""
+        full = self._waiting_count and len(self.workers) >= self.limit
+        if not full or self._counts[STARTING] or self._counts[LEAVING] or next(self._leavers(now), None) is not None:
+            return []
+        dropped = self.waiting()
+        for allocation in dropped:
+            self.cancel_waiting(allocation)
+        return dropped
+
     # ------------------------------------------------------------ processes
 
     def worker_joined(self, now: float, proc: bytes, pid: int) -> ResourceAllocation | None:
@@ -256,7 +273,7 @@ class WorkerPool:
         ]
 
     def fork_for_waiting(self, now: float) -> list[Effect]:
-        """Fork for the allocations that wait; where the node is full, evict idle workers of other environments."""
+        """Fork for the allocations that wait; where the node is full, ask idle workers of others to exit."""
         out: list[Effect] = []
         if self._evict_next:
             idle = [worker for worker in self._evict_next if worker.state == IDLE and worker.proc in self.workers]
@@ -265,13 +282,18 @@ class WorkerPool:
         if not self._waiting_count or now < self._no_fork_until:
             return out
         leaving = self._counts[LEAVING]
+        leavers: Iterator[WorkerProcess] | None = None
         for env, line in self._waiting.items():
             need = len(line) - self._starting.get(env, 0)
             while need > 0 and self._starting_beside(env) < self._max_forks:
                 if len(self.workers) >= self.limit:
-                    if leaving >= need or not self._counts[IDLE]:
+                    if leaving >= need:
                         break
-                    out.append(self._evict(self._longest_idle()))
+                    leavers = self._leavers(now) if leavers is None else leavers
+                    leaver = next(leavers, None)
+                    if leaver is None:
+                        break
+                    out.append(self._ask_to_leave(leaver))
                     leaving += 1
                     continue
                 out.append(self._fork(env))
@@ -393,8 +415,13 @@ class WorkerPool:
             for worker in stack
         ]
 
-    def _longest_idle(self) -> WorkerProcess:
-        return min((stack[0] for stack in self._idle.values() if stack), key=lambda worker: worker.since)
+    def _leavers(self, now: float) -> Iterator[WorkerProcess]:
+        """Return idle workers, the longest idle first. Those that own objects are asked again only after a while."""
+        idle = [worker for stack in self._idle.values() for worker in stack if not self._stays(now, worker)]
+        return iter(sorted(idle, key=lambda worker: worker.since))
+
+    def _stays(self, now: float, worker: WorkerProcess) -> bool:
+        return worker.needed and now - worker.since < self._idle_timeout
 
     def _evict(self, worker: WorkerProcess) -> Effect:
         self.mark_leaving(worker)

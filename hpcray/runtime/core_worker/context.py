@@ -36,6 +36,8 @@ class ThreadState(threading.local):
         reading: a `get` with options is under way. deadline: of that `get`, `time.monotonic()`; None for no limit.
         tensors_as: what a value with device objects is read as: "" the value with these, "copies" with copies of them,
             "parts" the pickle of the rest of it (`ValueParts`).
+        plain_views: what is read from the store is in the memory of the arena, not in registered memory.
+        placement: where the tensors of the value that is read next are to be (`read_targets.TensorPlacement`).
         loading: the calls that make the arguments of the task or call, while these are being read: its function has not
             begun. None: it has, or nothing runs.
     """
@@ -47,6 +49,8 @@ class ThreadState(threading.local):
     reading: bool = False
     deadline: float | None = None
     tensors_as: str = ""
+    plain_views: bool = False
+    placement: Any = None
     loading: Sequence[bytes] | None = None
 
 

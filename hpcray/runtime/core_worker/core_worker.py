@@ -93,6 +93,7 @@ class CoreWorker:
         blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
         handlers: of all messages, once it is started.
         device_objects: tensors that stay here (`DeviceObjects`); None before the first.
+        read_targets: where `get` puts tensors (`ReadTargets`); None before the first.
         registered: memory of arenas that is registered with the driver of a GPU; None: there is none so far.
     """
 
@@ -113,6 +114,7 @@ class CoreWorker:
         self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin)
         self.dead: str | None = None
         self.device_objects: Any = None
+        self.read_targets: Any = None
         self.registered: RegisteredMemory | None = None
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
         self.arena = arena

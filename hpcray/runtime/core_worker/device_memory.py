@@ -55,6 +55,32 @@ class TensorLocation(NamedTuple):
     is_parameter: bool
 
 
+def location_of(tensor: Any, storage: int) -> TensorLocation:
+    """Return where a tensor is in its storage, which has this number."""
+    import torch
+
+    return TensorLocation(
+        storage, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()),
+        tensor.requires_grad, type(tensor) is torch.nn.Parameter,
+    )  # fmt: skip
+
+
+def tensor_at(storage: Any, location: TensorLocation, low: int = 0) -> Any:
+    """Return the tensor at a location.
+
+    Args:
+        storage: that of the tensor, or its bytes from `low` on.
+    """
+    import torch
+
+    tensor = torch.empty(0, dtype=location.dtype, device=storage.device)
+    first = 0 if 0 in location.shape else location.first - low // tensor.element_size()
+    tensor.set_(storage, first, location.shape, location.strides)
+    if location.is_parameter:
+        return torch.nn.Parameter(tensor, location.requires_grad)
+    return tensor.requires_grad_() if location.requires_grad else tensor
+
+
 class DeviceDescriptor(NamedTuple):
     """The tensors of a device object, for readers that can map their memory.
 
@@ -252,8 +278,6 @@ class DeviceMemoryOwner:
         allocations: dict[int, tuple[int, DeviceMemory]] = {}
         storages: dict[tuple[int, int], tuple[int, StorageLocation]] = {}
         found: list[TensorLocation] = []
-        import torch
-
         for tensor in tensors:
             storage = tensor.untyped_storage()
             pointer = storage.data_ptr()
@@ -264,12 +288,7 @@ class DeviceMemoryOwner:
                 number = len(storages)
                 part = StorageLocation(at, offset, storage.nbytes())
                 storages[pointer, storage.nbytes()] = number, part
-            found.append(
-                TensorLocation(
-                    number, tensor.dtype, tensor.storage_offset(), tuple(tensor.shape), tuple(tensor.stride()),
-                    tensor.requires_grad, type(tensor) is torch.nn.Parameter,
-                )
-            )  # fmt: skip
+            found.append(location_of(tensor, number))
         exported = [(memory.ident, memory.device, self._handle(memory)) for _, memory in allocations.values()]
         events = self._record(oid, dict.fromkeys(device for _, device, _ in exported))
         return DeviceDescriptor(
@@ -421,8 +440,6 @@ class DeviceMemoryReader:
         Raises:
             DeviceDriverError: their memory cannot be mapped. Nothing is kept.
         """
-        import torch
-
         storages: list[Any] = []
         with self._lock:
             self._start()
@@ -438,15 +455,7 @@ class DeviceMemoryReader:
                 base = self._map(allocation, handle)
                 use = _MappingRef(self, allocation, held)
                 storages.append(self._driver.storage(device, base + one.offset, one.size, use))
-        tensors = []
-        for each in source.tensors:
-            storage = storages[each.storage]
-            tensor = torch.empty(0, dtype=each.dtype, device=storage.device)
-            tensor.set_(storage, each.first, each.shape, each.strides)
-            if each.is_parameter:
-                tensor = torch.nn.Parameter(tensor, each.requires_grad)
-            tensors.append(tensor.requires_grad_() if each.requires_grad else tensor)
-        return tensors
+        return [tensor_at(storages[each.storage], each) for each in source.tensors]
 
     def _map(self, allocation: DeviceAllocation, handle: bytes) -> int:
         """The base of an allocation here, used once more (lock held)."""

@@ -29,8 +29,8 @@ from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import Pickler, pickling
-from hpcray.protocol.serialization import SerializationError, Serialized, deserialize, serialize, serialize_error
+from hpcray.protocol.out_of_band import Pickler, pickling, views_of_tensors
+from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import BEHIND_CHECK
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
@@ -45,9 +45,12 @@ from hpcray.runtime.core_worker.device_memory import (
     source_driver,
     wait_for_devices,
 )
+from hpcray.runtime.core_worker.device_pieces import PieceReader, PieceWriter, TensorPieces, error_blob
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
+from hpcray.runtime.core_worker.tensor_kinds import device_of, is_tensor_class, sizes_of, version_of
 
 if TYPE_CHECKING:
+    from hpcray.runtime.core_worker.read_targets import TensorPlacement
     from hpcray.runtime.core_worker.tensor_transports import TensorTransportMetadata
 
 _DEVICES: dict[str, tuple[str, ...]] = {"gloo": ("cpu",), "nccl": ("cuda",), "cuda_ipc": ("cuda",)}
@@ -59,8 +62,6 @@ _ATTEMPTS = 64
 """Objects that are looked at, when there is a new one and no room, for one that can move."""
 _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
-_DLPACK_DEVICES = {1: "cpu", 2: "cuda", 3: "cpu", 8: "vulkan", 10: "rocm", 11: "cpu", 13: "cuda", 14: "xpu"}
-"""Kinds of devices by their numbers in DLPack; 3 and 11 are memory of the host that a device can read."""
 COPIES, PARTS = "copies", "parts"
 """See `ThreadState.tensors_as`."""
 
@@ -90,6 +91,8 @@ class DeviceObjects:
         self._devices = threading.RLock()
         self._exports = CallThread("hpcray-device-objects")
         self._copying = threading.Lock()  # an object is written to the store by one thread
+        self._pieces: dict[bytes, tuple[bytes, TensorPieces]] = {}
+        """Blob and description of those that are exported in pieces; b"" where some pieces could not be written."""
         self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
 
@@ -117,7 +120,7 @@ class DeviceObjects:
         process = self._process
         error = RaySystemError("the tensors of a device object are read with its value, not by themselves")
         blob = serialize_error(error)  # an error does not travel with its ref
-        sizes = _sizes(tensors)
+        sizes = sizes_of(tensors)
         with process.engine.lock:
             oid = process.next_task_id() + TENSORS_INDEX
         known: TensorTransportMetadata | DeviceDescriptor | None = None
@@ -229,7 +232,7 @@ class DeviceObjects:
         with process.engine.lock:
             if oid not in self._table.exported or not self._table.may_move(oid) or not is_only_here(tensors):
                 return False
-            if self._versions.get(oid, 0) != _version(tensors):
+            if self._versions.get(oid, 0) != version_of(tensors):
                 return False  # they were written to after they were copied
             self._table.move_out(oid)
             process.engine.flush()
@@ -248,18 +251,28 @@ class DeviceObjects:
         with self._process.engine.lock:
             back = self._table.move_back(oid, own)
             if back is own:  # else another thread was first, and may have written to them
-                self._versions[oid] = _version(own)
+                self._versions[oid] = version_of(own)
             return back
 
     def _read_with_room(self, ref: ObjectRef[Any], left: float | None) -> Any:
         """Read a value as `get_one` does. Where a device has no memory for it, others move away first."""
         try:
-            return self._process.get_one(ref, left)
+            return self._read_copies(ref, left)
         except Exception as error:
             if not self._limit or not is_out_of_memory(error) or not self._make_room({}, ref._id, limit=0):
                 raise
         empty_device_caches()
-        return self._process.get_one(ref, left)
+        return self._read_copies(ref, left)
+
+    def _read_copies(self, ref: ObjectRef[Any], left: float | None) -> Any:
+        """The tensors of an object as others read them, in memory of this process; raises as `get_one`."""
+        deadline = None if left is None else monotonic() + left
+        with self._process.engine.lock:
+            blob, own = self._pieces.get(ref._id, (b"", None))
+        found = own._replace(refs=list(own.refs)) if own is not None and blob else self._process.get_one(ref, left)
+        if not isinstance(found, TensorPieces):
+            return found
+        return PieceReader(self._process, found, partial(self._warn, "pieces")).read(deadline)
 
     def _ask(self, oid: bytes) -> bool:
         """Ask the process that has tensors whether they are where they were. They stay there if so."""
@@ -315,12 +328,16 @@ class DeviceObjects:
         if first:
             print(f"hpcray: {text}", file=sys.stderr, flush=True)
 
-    def tensors(self, ref: ObjectRef[Any], transport: str = "", known: Any = None) -> Sequence[Any]:
+    def tensors(
+        self, ref: ObjectRef[Any], transport: str = "", known: Any = None, placement: TensorPlacement | None = None
+    ) -> Sequence[Any]:
         """Return the tensors of an object: the same ones in this process; elsewhere those of a device in their memory,
         where it can be mapped, else copies.
 
         Args:
             transport, known: as in `add`.
+            placement: where their content will be copied to; they may be views of the store then, which must not be
+                written to.
 
         Raises:
             ObjectLostError: the process that had them is gone.
@@ -340,7 +357,11 @@ class DeviceObjects:
             return own
         if transport and local.tensors_as != COPIES:
             try:
-                return _received(process, ref, transport, known)
+                from hpcray.runtime.core_worker.tensor_transports import fetch  # few programs use it
+
+                return fetch(
+                    process, ref, transport, known, None if placement is None else placement.buffers_for(known)
+                )
             except Exception as error:
                 problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
                 self._warn(transport, f"{problem}: tensors go through the object store")
@@ -348,7 +369,9 @@ class DeviceObjects:
             mapped = self._read_mapped(ref, known)
             if mapped is not None:
                 return mapped
-        copies: Sequence[Any] = self._read_with_room(ref, _time_left(local.deadline))
+        copies: Sequence[Any]
+        with views_of_tensors(placement is not None and placement.buffers is not None):
+            copies = self._read_with_room(ref, _time_left(local.deadline))
         return copies
 
     def value_again(self, value: bytes, tensors: ObjectRef[Any], error: ObjectLostError) -> Any:
@@ -417,6 +440,7 @@ class DeviceObjects:
     def _drop(self, oid: bytes, collect: Callable[[], None] | None) -> None:
         self._table.remove(oid)
         self._versions.pop(oid, None)
+        self._pieces.pop(oid, None)
         if collect is not None:
             self._process.engine.call_soon(collect)
         with self._freed:
@@ -426,12 +450,20 @@ class DeviceObjects:
 
     def exports(self, src: bytes, msg: m.ObjectGet) -> bool:
         """Return True where a borrower asks for tensors that are nowhere but here (lock held): they are copied first,
-        in a thread of ours, and the answer follows."""
+        in a thread of ours, and the answer follows; it comes at once where they are being copied in pieces."""
+        if self._answer_pieces(src, msg.id):
+            return True
         if self._table.find(msg.id) is None or msg.id in self._table.exported:
             return False
         self._exports.start()
         self._exports.put(partial(self._export, src, msg))
         return True
+
+    def _answer_pieces(self, src: bytes, oid: bytes) -> bool:
+        blob, _ = self._pieces.get(oid, (b"", None))
+        if blob:
+            self._process.engine.send(src, m.ObjectReady(oid, 0, blob, 0, []))
+        return bool(blob)
 
     def _export(self, src: bytes, msg: m.ObjectGet) -> None:
         process, engine = self._process, self._process.engine
@@ -441,23 +473,68 @@ class DeviceObjects:
                 tensors = None if msg.id in self._table.exported else self._table.find(msg.id)
             if tensors is not None:
                 try:
-                    answer = self._copied(msg.id, tensors)
+                    answered = self._export_in_pieces(src, msg.id, tensors)
+                    if answered:
+                        return
+                    if answered is None:
+                        answer = self._copied(msg.id, tensors)
                 except Exception as error:  # no room in the store, or a tensor that does not pickle
-                    answer = _error_blob(error)
+                    answer = error_blob(error)
         with engine.lock:
             if process.dead is not None:
                 return
             if answer:
                 engine.send(src, m.ObjectReady(msg.id, 0, answer, 0, []))
-            else:
+            elif not self._answer_pieces(src, msg.id):
                 process.answer_object_get(src, msg)
             engine.flush()
+
+    def _export_in_pieces(self, src: bytes, oid: bytes, tensors: Sequence[Any]) -> bool | None:
+        """Copy the tensors in pieces, of which the reader knows before.
+
+        Returns:
+            True: the reader has its answer, which is an error for pieces that cannot be written. False: the object is
+            freed. None: the tensors are to be copied as a whole.
+        """
+        process = self._process
+        writer = PieceWriter.of(process, oid, tensors, partial(self._warn, "pieces"))
+        if writer is None:
+            return None
+        version, answered = version_of(tensors) if self._limit else 0, []
+
+        def announce(blob: bytes, found: TensorPieces) -> bool:
+            with process.engine.lock:
+                if self._table.find(oid) is None:
+                    return False
+                self._pieces[oid] = blob, found
+                self._table.note_export(oid)
+                if self._limit:
+                    self._versions[oid] = version
+                answered.append(self._answer_pieces(src, oid))
+                process.engine.flush()
+            return True
+
+        def is_wanted() -> bool:
+            process.check_alive()
+            return oid in self._pieces
+
+        try:
+            whole = not writer.write(partial(self._order_after, oid, tensors), announce, is_wanted)
+        except Exception:
+            if not answered:
+                raise
+            with process.engine.lock:  # the next reader has them copied again
+                if oid in self._pieces:
+                    self._pieces[oid] = b"", self._pieces[oid][1]
+                self._table.export_failed(oid)
+            return True
+        return None if whole else bool(answered)
 
     def _copied(self, oid: bytes, tensors: Sequence[Any], always: bool = False) -> bytes:
         """The blob of the tensors as they are now; b"" for a large one, or any with `always`: it is in our node's store
         then."""
         process, raylet = self._process, raylet_of(self._process.node)
-        version = _version(tensors) if self._limit else 0
+        version = version_of(tensors) if self._limit else 0
         self._order_after(oid, tensors)
         blob, _ = serialize(list(tensors))
         size = blob.size if isinstance(blob, Serialized) else len(blob)
@@ -519,7 +596,7 @@ class DeviceObjects:
             away = self._table.has_moved_out(oid)
             process.drain()  # views of the block in whose place the value is written
         if away:
-            tensors = process.get_one(arrived_ref(oid), None)
+            tensors = self._read_copies(arrived_ref(oid), None)
         if tensors is None or not isinstance(parts, ValueParts):
             return  # it was freed, or is whole already
         self._order_after(oid, tensors)
@@ -564,34 +641,8 @@ def _end_reading(process: CoreWorker, ref: ObjectRef[Any]) -> None:
             process.engine.flush()
 
 
-def _version(tensors: Sequence[Any]) -> int:
-    """Return PyTorch's count of the writes to tensors."""
-    return sum(int(getattr(tensor, "_version", 0)) for tensor in tensors)
-
-
 def _time_left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - monotonic())
-
-
-def _error_blob(error: Exception) -> bytes:
-    """The blob of an error that a reader waits for. One that does not pickle, as it has a value, goes as its text."""
-    if isinstance(error, SerializationError):
-        error = TypeError(str(error))
-    try:
-        return serialize_error(error)
-    except Exception:
-        return serialize_error(RaySystemError(f"its tensors cannot be copied: {type(error).__name__}: {error}"))
-
-
-def _received(process: CoreWorker, ref: ObjectRef[Any], transport: str, known: Any) -> Sequence[Any]:
-    """The tensors of an object of another process, by a registered transport."""
-    from hpcray.runtime.core_worker.tensor_transports import find
-
-    manager = find(process, transport)[1]
-    shared = manager.get_communicator_metadata(None, None, transport)
-    deadline = process.local.deadline
-    request = manager.fetch_multiple_tensors(ref._id.hex(), known, shared, None)
-    return manager.wait_fetch_complete(request, -1 if deadline is None else max(0.0, deadline - monotonic()))
 
 
 class DeviceValue:
@@ -688,50 +739,6 @@ class _ValuePickler(Pickler):
         return number
 
 
-def is_tensor_class(kind: type) -> bool:
-    """Return True for the classes whose instances stay where they are made: tensors, and arrays on devices."""
-    torch = sys.modules.get("torch")
-    if torch is not None and issubclass(kind, torch.Tensor):
-        return True
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and issubclass(kind, (numpy.ndarray, numpy.generic)):
-        return False
-    return hasattr(kind, "__cuda_array_interface__") or (
-        hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__")
-    )
-
-
-def device_of(tensor: Any) -> str:
-    """Return the device of a tensor or array: its kind and, where there are several, its number, as in `cuda:0`."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(tensor, torch.Tensor):
-        return str(tensor.device)
-    if hasattr(tensor, "__dlpack_device__"):
-        kind, number = tensor.__dlpack_device__()
-        name = _DLPACK_DEVICES.get(int(kind), f"dlpack-{int(kind)}")
-        return name if name == "cpu" else f"{name}:{number}"
-    return "cuda"
-
-
-def _sizes(tensors: Sequence[Any]) -> Mapping[str, int]:
-    """Bytes by device. Memory that several tensors share counts once, where PyTorch says so."""
-    sizes: dict[str, int] = {}
-    seen: set[tuple[str, int]] = set()
-    for tensor in tensors:
-        device, size = device_of(tensor), int(getattr(tensor, "nbytes", 0))
-        if hasattr(tensor, "untyped_storage"):
-            try:
-                storage = tensor.untyped_storage()
-                place, size = (device, storage.data_ptr()), storage.nbytes()
-            except (NotImplementedError, RuntimeError):  # sparse and nested tensors have several
-                place = device, id(tensor)
-            if place in seen:
-                continue
-            seen.add(place)
-        sizes[device] = sizes.get(device, 0) + size
-    return sizes
-
-
 class _ValueReader(pickle.Unpickler):
     def __init__(self, stream: bytes, buffers: Sequence[Any], tensors: Sequence[Any]) -> None:
         super().__init__(io.BytesIO(stream), buffers=buffers)
@@ -752,17 +759,22 @@ def _load_value(
     if process.local.tensors_as == PARTS:
         return ValueParts(stream, [bytes(buffer) for buffer in buffers])
     objects = DeviceObjects.of(process)
+    placement, process.local.placement = process.local.placement, None
     try:
-        tensors = objects.tensors(ref, transport, known)
+        tensors = objects.tensors(ref, transport, known, placement)
     except ObjectLostError as error:
         if not ident:
             raise
+        process.local.placement = placement
         return objects.value_again(ident, ref, error)
+    process.local.placement = placement
     return _load_whole_value(tensors, stream, buffers)
 
 
 def _load_whole_value(tensors: Sequence[Any], stream: bytes, buffers: Sequence[Any]) -> Any:
-    return _ValueReader(stream, buffers, tensors).load()
+    local = need_process().local
+    placement, local.placement = local.placement, None  # of this value, not of others in it
+    return _ValueReader(stream, buffers, tensors if placement is None else placement.place(tensors)).load()
 
 
 def reply_with_device_values(

@@ -21,7 +21,7 @@ from hpcray.common.exceptions import (
 )
 from hpcray.common.ids import owner_of
 from hpcray.common.task_errors import RayTaskError
-from hpcray.core.core_worker.object_entry import ArenaMapping
+from hpcray.core.core_worker.object_entry import NO_EXTRA, ArenaMapping
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, Waiter
 from hpcray.core.core_worker.registered_ranges import REGISTERED_SIZE
 from hpcray.platform.direct_io import read_private_copy
@@ -115,8 +115,10 @@ class ObjectReader:
             elif engine.dirty:
                 engine.flush()
             blob = entry.value
-            if entry.contained and found is None and len(entry.contained) >= _MANY_REFS:
-                found = self._found((oid,))
+            if entry.extra is not NO_EXTRA and found is None:
+                contained = entry.extra.contained
+                if contained and len(contained) >= _MANY_REFS:
+                    found = self._found((oid,))
         if engine.pending_calls:
             engine.run_pending_calls()
         if found is not None:  # it is in our node's store, or there are many refs in it
@@ -213,6 +215,8 @@ class ObjectReader:
         """A view from which a device copies at full speed; None: there is none."""
         from hpcray.runtime.core_worker.registered_memory import registered_memory  # few programs use it
 
+        if self._context.local.plain_views:
+            return None
         registered = registered_memory(self._context)
         if registered is None:
             return None

@@ -98,6 +98,21 @@ class ObjectWriter:
         offset: int = answer.offset
         return offset
 
+    def request(self, oid: bytes, size: int) -> None:
+        """Send the request of `create`, which waits for the answer. Lock not held."""
+        engine = self._engine
+        with engine.lock:
+            self._context.check_alive()
+            self._creating[oid] = Waiter()
+            engine.send(self._raylet, m.Create(oid, size))
+            engine.flush()
+            engine.listen()
+
+    def withdraw(self, oid: bytes) -> None:
+        """Give up a request that `create` has not waited for (lock held)."""
+        if isinstance(self._creating.pop(oid, None), m.Created):
+            self._engine.send(self._raylet, m.Release([oid]))
+
     def _replace(self, oid: bytes, size: int) -> Any:
         """Created or StoreError, after what an earlier attempt of the same task left is gone.
 
@@ -120,10 +135,13 @@ class ObjectWriter:
         with engine.lock:
             self._context.check_alive()
             self._context.drain()
-            waiter = self._creating[oid] = Waiter()
-            engine.send(self._raylet, request)
+            waiter = self._creating.get(oid)
+            if waiter is None:  # it was not requested before
+                waiter = self._creating[oid] = Waiter()
+                engine.send(self._raylet, request)
             try:
-                engine.wait(waiter)
+                if isinstance(waiter, Waiter):
+                    engine.wait(waiter)
             except BaseException:
                 # The answer may have come just before the interrupt; one that comes later is dealt with in `_answer`.
                 if isinstance(self._creating.pop(oid), m.Created):
@@ -237,7 +255,7 @@ class ObjectBuffer:
         self.array: Any = None
         self._context = context
         self._layout = _Layout(shape, dtype, order)
-        content = _Content(self._layout.nbytes)
+        content = ReservedContent(self._layout.nbytes)
         self._blob = Serialized(pickle.dumps(self._layout, 5, buffer_callback=lambda _: None), [content])
         with context.engine.lock:
             self._id = context.next_task_id() + PUT_INDEX
@@ -284,8 +302,12 @@ class ObjectBuffer:
         return new_ref(self._id)
 
 
-class _Content:
-    """Stands for a buffer that is filled in place."""
+class ReservedContent:
+    """Stands for a buffer of a `Serialized` that is filled in place.
+
+    Args:
+        nbytes: its bytes.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 from hpcray.common.exceptions import RaySystemError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 BUILT_IN = ("auto", "cuda_ipc", "gloo", "nccl", "nixl", "object_store", "ucx")
 _SPACE = "hpcray:tensor transports"
@@ -178,6 +181,23 @@ def _publish(process: CoreWorker, name: str) -> None:
 def is_registered(name: str) -> bool:
     """Return True if a transport of this name was registered in this process, or in its job."""
     return name in _registered or (current.process is not None and _look_up(current.process, name))
+
+
+def fetch(
+    process: CoreWorker, ref: ObjectRef[Any], transport: str, known: Any, targets: list[Any] | None
+) -> Sequence[Any]:
+    """Return the tensors of an object of another process, by a registered transport.
+
+    Args:
+        known: what their process says of them. targets: tensors that it may read into; None: none.
+    """
+    manager = find(process, transport)[1]
+    shared = manager.get_communicator_metadata(None, None, transport)
+    deadline = process.local.deadline
+    request = manager.fetch_multiple_tensors(ref._id.hex(), known, shared, targets)
+    left = -1 if deadline is None else max(0.0, deadline - monotonic())
+    found: Sequence[Any] = manager.wait_fetch_complete(request, left)
+    return found
 
 
 def find(process: CoreWorker, name: str) -> tuple[TensorTransport, TensorTransportManager]:

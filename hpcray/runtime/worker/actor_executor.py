@@ -254,6 +254,7 @@ class ActorExecutor:
             if not self._runners:
                 self.worker.cancelled.clear()  # one call at a time: what is there has ended
             self.worker.cancelled.add(task)
+        self._generators.cancel(task)
 
     def _replace_values(self) -> None:
         """Look from now on, before a call's value is sent, whether the call was cancelled or has called `exit`."""

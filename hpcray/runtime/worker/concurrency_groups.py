@@ -16,8 +16,7 @@ from queue import SimpleQueue
 from types import CoroutineType
 from typing import Any, Protocol
 
-from hpcray.common.exceptions import AsyncioActorExit, TaskCancelledError
-from hpcray.common.ids import TaskID
+from hpcray.common.exceptions import AsyncioActorExit
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.arguments import NO_ARGS
 from hpcray.runtime.core_worker.context import async_task
@@ -273,7 +272,7 @@ class AsyncioCallRunner:
         us = int((ended - started) * 1e6)
         name = actor.name_of(msg.method)
         if worker.cancelled and msg.task in worker.cancelled:  # whatever the coroutine has made of it
-            value, error = None, TaskCancelledError(TaskID(msg.task), f"{name} was cancelled while it ran")
+            value, error = None, _cancelled(error)
         label = actor.error_label() if error is not None else None
         self._tasks.pop(msg.task, None)
         large = not isinstance(value, (int, float, str, bytes, bool, type(None)))
@@ -303,3 +302,14 @@ class AsyncioCallRunner:
             return self._actor.worker.arguments(msg.args, msg.inline, msg.refs)
         finally:
             local.protected = None
+
+
+def _cancelled(error: BaseException | None) -> asyncio.CancelledError:
+    """Return what a call that was cancelled while it ran ends in; `error`: what its coroutine has made of that."""
+    if isinstance(error, asyncio.CancelledError):
+        return error
+    try:
+        raise asyncio.CancelledError
+    except asyncio.CancelledError as cancelled:
+        cancelled.__context__ = error
+        return cancelled

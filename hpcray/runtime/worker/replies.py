@@ -129,6 +129,10 @@ class Replies:
         if issubclass(kind, KeyboardInterrupt) and task in self._worker.cancelled:
             self._worker.cancelled.discard(task)
             error = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
+        elif issubclass(kind, asyncio.CancelledError) and task in self._worker.cancelled:
+            cancelled = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
+            cancelled.__context__ = error  # the text says where the coroutine was, as in Ray
+            error = task_error(cancelled, name, actor, f"ray::{self._worker.display_name(task, name)}")
         elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
             if os.environ.get(POST_MORTEM) == "1":
                 from hpcray.runtime.diagnostics.debugger import post_mortem
@@ -317,13 +321,23 @@ class GeneratorExecutor:
         self._wake(task)
         self._waiters.pop(task, None)
 
+    def cancel(self, task: bytes) -> None:
+        """End the generator of a call that was cancelled, if one runs, where it yields its next value."""
+        with self._worker.engine.lock:
+            self._wake(task)
+
     def run(self, src: bytes, msg: m.PushTask | m.ActorCall, value: Any) -> None:
         """Send what `value`, a generator, yields. Its exceptions are the caller's."""
+        self._run(self._sender(src, msg, value), value)
+
+    def _sender(self, src: bytes, msg: m.PushTask | m.ActorCall, value: Any) -> _Sender:
         if not isinstance(value, Iterator):
             raise ValueError(
                 f"Functions with num_returns='streaming' must return a generator, not {type(value).__name__}"
             )
-        sender = _Sender(self, self._worker, src, msg)
+        return _Sender(self, self._worker, src, msg)
+
+    def _run(self, sender: _Sender, value: Iterator[Any]) -> None:
         try:
             drive(value, sender)
         except AsyncioActorExit:
@@ -338,7 +352,11 @@ class GeneratorExecutor:
         loop = asyncio.get_running_loop()
         if not isinstance(value, AsyncIterator):
             context = contextvars.copy_context()
-            await loop.run_in_executor(threads, context.run, self.run, src, msg, value)
+            sender = self._sender(src, msg, value)
+            try:
+                await loop.run_in_executor(threads, context.run, self._run, sender, value)
+            finally:
+                sender.close()  # cancelled: the thread goes on until the next `yield`
             return
         sender = _Sender(self, self._worker, src, msg)
         answer = getattr(value, "asend", None)
@@ -378,15 +396,19 @@ class GeneratorExecutor:
         """Wait until fewer than `window` of the values sent have not been taken; a negative one never waits.
 
         Raises:
-            TaskCancelledError: no more values are taken, as the caller is dead or the task has ended.
+            TaskCancelledError: the call was cancelled, or no more values are taken, as the caller is dead or the task
+                has ended.
         """
-        if window <= 0 and task in self._taken:
+        cancelled = self._worker.cancelled
+        if window <= 0 and task in self._taken and not cancelled:
             return
         engine = self._worker.engine
         with engine.lock:
-            while (taken := self._taken.get(task)) is not None and sent - taken >= window:
+            while (taken := self._taken.get(task)) is not None and task not in cancelled and 0 < window <= sent - taken:
                 waiter = self._waiters[task] = Waiter()
                 engine.wait(waiter)
+            if task in cancelled:
+                raise TaskCancelledError(TaskID(task), "The generator was cancelled while it ran")
             if taken is None:
                 raise TaskCancelledError(error_message="nobody takes what this generator yields any more")
 

@@ -581,7 +581,7 @@ class TaskExecutor:
         while (item := self._take_earlier(wanted, this.task)) is not None:
             ran = True
             state = dict(vars(local))
-            vars(local).update(loading=None, reading=False, deadline=None, tensors_as="")
+            vars(local).update(loading=None, reading=False, deadline=None, tensors_as="", placement=None)
             try:
                 actor.call(*item)
             finally:

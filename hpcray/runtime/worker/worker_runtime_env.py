@@ -40,6 +40,7 @@ from hpcray.platform.runtime_env_setup import (
     PackageError,
     PythonSetupError,
     set_up_python,
+    try_variables,
     unpack_package,
     unpacked_package,
 )
@@ -144,7 +145,8 @@ class WorkerRuntimeEnv:
             directory = self._unpacked_directory(session_dir)
             if directory is None:
                 return  # `set_up` looks again, when the package is here
-            found = set_up_python(session_dir, self.fields, self.timeout, ["-c", _TRIAL, paths], directory)
+            trial = ["-c", _TRIAL, paths]
+            found = set_up_python(session_dir, self.fields, self.timeout, trial, directory)
             os.environ.update(found.variables)
             if plugged:
                 found.command = self._changed_by_plugins(session_dir, found.command)
@@ -152,7 +154,9 @@ class WorkerRuntimeEnv:
                 found.command = [sys.executable]
             if not found.command:
                 return
-            os.environ.update(variables)
+            if variables:
+                try_variables(session_dir, found.command, variables, self.timeout, trial)
+                os.environ.update(variables)
             devices = json.dumps(device_visibility_state())
             if directory:
                 os.chdir(directory)

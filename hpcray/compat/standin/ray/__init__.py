@@ -1,4 +1,4 @@
-"""`import ray`, by hpcray: this package is replaced by the modules of `hpcray.compat` as soon as it is imported."""
+"""`import ray`, by hpcray: this module becomes a facade of `hpcray.compat` as soon as it is imported."""
 
 import sys
 
