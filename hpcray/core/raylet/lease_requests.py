@@ -45,6 +45,9 @@ class LeaseRequest:
         spills: any node may serve it, as far as this one knows: the raylet may select nodes (`PeerRequests`).
         peers_since: when it began to lack leases that other nodes were asked for. peers_served_at: when the last one
             came. at_gcs: the GCS has taken it over.
+        asked: how many leases raylets were ever asked for, but for those they refused: if as many were received, nothing
+            is on its way. `UNLIMITED`, give or take what is asked later, once the GCS was asked: then what is received
+            may have been granted for it.
         return_at: time at which the unserved part of `assigned` goes back.
         waiting_since: when it was last served, or began to wait.
         returned_at: when it was last sent back to the GCS unserved; if it comes back soon it keeps `waiting_since`.
@@ -85,6 +88,7 @@ class LeaseRequest:
     peers_since: float = -1.0
     peers_served_at: float = -1.0
     at_gcs: bool = False
+    asked: int = 0
     return_at: float = 0.0
     waiting_since: float = 0.0
     returned_at: float = float("-inf")
@@ -286,6 +290,8 @@ class LeaseRequestTable:
         waited = unserved_for = 0.0
         if request.at_gcs and not request.reported_count:
             waited, unserved_for = now - request.peers_since, now - request.peers_served_at
+        if count:
+            request.asked = UNLIMITED
         request.reported_count, request.reported_shared = count, request.shared
         request.reported_received = request.received
         return UnmetLeaseRequest(

@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import structs
 
 from hpcray.common.config import Config
-from hpcray.common.ids import HEAD, node_of, number_of, owner_of
+from hpcray.common.ids import HEAD, node_of, number_of, owner_of, raylet_of
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, bound_to, near_node
 from hpcray.common.resources import (
     REPORT_AFTER,
@@ -327,7 +327,6 @@ class LocalLeaseManager:
         lease = self._leases.leases.get(msg.lease)
         if lease is not None and lease.holder == src:
             self._leases.return_lease(now, lease, msg.bad, out)
-            self._peers.note_returned(now)
             self._queue.recheck_all()
             if self._queue.shared:
                 self._end_sharing(now)
@@ -396,10 +395,10 @@ class LocalLeaseManager:
             return out
         request.assigned_by = by
         needed = msg.count
-        if request.local:
-            needed = max(0, min(msg.count, request.unserved() - request.assigned))
         if msg.absolute:
             request.assigned = 0
+        if request.local:
+            needed = max(0, min(msg.count, request.unserved() - request.assigned))
         left = needed
         while left and self._fits(request):
             if request.live >= request.capacity and not self._cap.is_due(now, request):
@@ -415,7 +414,9 @@ class LocalLeaseManager:
             request.return_at = now + (GROUP_TIMEOUT if by != HEAD and request.bundle else ASSIGNED_TIMEOUT)
             left = 0
         self._reporter.request_changed(now, request)
-        self._reporter.refuse_leases(by, request.holder, request.scheduling_class, msg.count - needed + left)
+        if by != raylet_of(self.node):  # which knows what its own processes need no more
+            left += msg.count - needed
+        self._reporter.refuse_leases(by, request.holder, request.scheduling_class, left)
         return out
 
     def _resource_contention(self, now: float, src: bytes, msg: m.ResourceContention) -> list[Effect]:

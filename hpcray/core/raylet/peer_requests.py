@@ -15,7 +15,7 @@ each kind has. So every request is at the GCS in the end, whatever was lost.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import gcd
@@ -34,9 +34,6 @@ PROBES = 4
 """Nodes that are asked at once for leases that any node may serve."""
 REFUSALS = 3
 """Refusals in a row after which such a request queues at other nodes."""
-SOON, SOON_FREED = 0.002, 3
-"""Seconds for which such a request waits for this node alone, if so many leases were returned here within as many
-seconds: messages would not be faster."""
 QUEUES = 3
 """Nodes where it queues then."""
 SPILLED_WAIT, SPILLED_FOR = 0.1, 2.0
@@ -59,9 +56,7 @@ class PeerRequest:
         count, received: leases that its holder lacked, and had ever received of other nodes, when it last changed.
         coming: how many leases nodes were asked for that have not arrived. Of requests that queue at several nodes:
             how many each of them may grant.
-        asked, asked_at: how many leases they were asked for, since so many had been received.
         refusals: how often it was refused since a lease came.
-        held: it waits for this node alone until then.
     """
 
     request: LeaseRequest
@@ -70,10 +65,7 @@ class PeerRequest:
     count: int = 0
     received: int = 0
     coming: int = 0
-    asked: int = 0
-    asked_at: int = 0
     refusals: int = 0
-    held: float = 0.0
 
     @property
     def is_late_bound(self) -> bool:
@@ -81,10 +73,8 @@ class PeerRequest:
         return self.kind == IN_GROUP or (self.kind == ANYWHERE and bool(self.nodes))
 
     def due(self, locality_wait: float) -> float:
-        """The time at which the GCS takes it over, or other nodes are asked."""
+        """The time at which the GCS takes it over."""
         request = self.request
-        if self.held:
-            return self.held
         if self.kind == NEAR:
             return request.peers_since + locality_wait
         if self.kind == IN_GROUP:
@@ -115,11 +105,10 @@ class PeerRequests:
         self._locality_wait = locality_wait
         self._open: dict[tuple[bytes, int], PeerRequest] = {}
         self._due = float("inf")  # no request is overdue before
-        self._sent_to: dict[bytes, dict[int, int]] = {}
+        self._sent_to: dict[bytes, set[int]] = {}  # by holder, also those that have refused
         self._dead: set[int] = set()
         self._groups: OrderedDict[str, Sequence[int]] = OrderedDict()
         self._turn = 0
-        self._returned: deque[float] = deque(maxlen=SOON_FREED)
         self.cluster_grew(cluster_size, enabled)
 
     def cluster_grew(self, cluster_size: int, enabled: bool) -> None:
@@ -153,7 +142,7 @@ class PeerRequests:
         peer.received = request.received
         if not count:
             del self._open[key]
-            self._withdraw(peer, out)
+            self._withdraw(peer, peer.nodes, out)
             return True
         if peer.kind == ANYWHERE and count > MOST_COMING:
             self._close(peer, out)
@@ -163,17 +152,12 @@ class PeerRequests:
             return True
         peer.coming, peer.count = max(0, peer.coming - max(0, arrived)), count
         if peer.kind == ANYWHERE:
-            return bool(peer.held) or self._probe(peer, out)
+            return self._probe(peer, out)
         lacking = min(count, max(1, request.capacity), MOST_COMING) - peer.coming
         if lacking > 0 and peer.nodes:
             peer.coming += lacking
-            peer.asked += lacking
             self._send(peer, peer.nodes[0], lacking, out)
         return True
-
-    def note_returned(self, now: float) -> None:
-        """A lease of this node was returned."""
-        self._returned.append(now)
 
     def nothing_coming(self, request: LeaseRequest) -> None:
         """The holder repeats a request: it has returned a lease, and what was coming may be that one."""
@@ -182,41 +166,33 @@ class PeerRequests:
             peer.coming = 0
 
     def overdue(self, now: float, out: list[Effect]) -> list[LeaseRequest]:
-        """The requests that have waited long enough: for this node alone, so that others are to be asked now, or for
-        others, so that the GCS takes them over, and what queues there is withdrawn."""
+        """The requests that have waited long enough: the GCS takes them over, and what queues elsewhere is withdrawn."""
         if now < self._due:
             return []
         dues = [(peer.due(self._locality_wait), peer) for peer in self._open.values()]
         self._due = min((due for due, _ in dues if due > now), default=float("inf"))
-        found = []
-        for due, peer in dues:
-            if due <= now and peer.held:
-                peer.held = 0.0
-                self._due = min(self._due, peer.due(self._locality_wait))
-                found.append(peer.request)
-            elif due <= now:
-                found.append(self._close(peer, out))
-        return found
+        return [self._close(peer, out) for due, peer in dues if due <= now]
 
     def refused(
         self, node: int, holder: bytes, scheduling_class: int, count: int, out: list[Effect]
     ) -> LeaseRequest | None:
         """A node does not serve a request, or no further: returns it; None if the GCS has it already."""
-        self._note_sent(holder, node, -count)
         peer = self._open.get((holder, scheduling_class))
         if peer is None:
             return None
+        peer.request.asked -= count
         if peer.kind == ANYWHERE and not peer.nodes:
             peer.coming = max(0, peer.coming - count)
             peer.refusals += 1
         elif node not in peer.nodes:
             return None
-        else:
+        elif peer.kind == ANYWHERE and len(peer.nodes) > 1:
+            self._withdraw(peer, [node], out)  # it may have been a part, or a probe of before
             peer.nodes.remove(node)
-            if peer.kind == IN_GROUP and peer.request.bundle is not None:
+        else:
+            if peer.request.bundle is not None:
                 self._groups.pop(peer.request.bundle[0], None)
-            if peer.kind == IN_GROUP or not peer.nodes:
-                self._close(peer, out)
+            self._close(peer, out)
         return peer.request
 
     def node_died(self, node: int, out: list[Effect]) -> list[LeaseRequest]:
@@ -237,7 +213,7 @@ class PeerRequests:
         """A process of this node is gone. The nodes that were asked for leases for it learn that after the requests."""
         for key in [key for key in self._open if key[0] == holder]:
             del self._open[key]
-        nodes = self._sent_to.pop(holder, {}).keys() - self._dead - {self._node}
+        nodes = self._sent_to.pop(holder, set()) - self._dead - {self._node}
         return [Send(raylet_of(node), m.ProcDied(holder, reason)) for node in sorted(nodes)]
 
     def check_invariants(self, requests: Iterable[LeaseRequest]) -> None:
@@ -252,7 +228,7 @@ class PeerRequests:
                 continue
             where = f"{one.unserved()} leases {peer.kind} {peer.nodes} for {one.holder.hex()}"
             assert peer.request is one and peer.count == one.unserved() > 0, f"{where}: {peer.count} are noted"
-            alone = peer.held > 0 or (peer.kind == NEAR and not peer.nodes)
+            alone = peer.kind == NEAR and not peer.nodes
             assert (peer.coming > 0) != alone, f"{where}: {peer.coming} are coming"
             assert not self._dead & set(peer.nodes), f"{where}: a node is dead"
             assert peer.is_late_bound or peer.coming <= peer.count, f"{where}: {peer.coming} are coming"
@@ -275,12 +251,10 @@ class PeerRequests:
             peer = PeerRequest(request, IN_GROUP, nodes)
         elif request.spills:
             peer = PeerRequest(request, ANYWHERE)
-            if request.decided_here and len(self._returned) == SOON_FREED and now - self._returned[0] < SOON:
-                peer.held = now + SOON
         else:
             return None
         request.peers_since = request.peers_served_at = now
-        peer.received = peer.asked_at = request.received
+        peer.received = request.received
         self._due = min(self._due, peer.due(self._locality_wait))
         return peer
 
@@ -319,8 +293,7 @@ class PeerRequests:
         peer.count = count
         each = min(MOST_COMING, count if peer.kind == IN_GROUP else (count + 1) // 2)
         if each != peer.coming or again:
-            peer.coming = peer.asked = each
-            peer.asked_at = peer.received
+            peer.coming = each
             for node in peer.nodes:
                 self._send(peer, node, each, out)
 
@@ -340,30 +313,22 @@ class PeerRequests:
         """The GCS takes the request over, until nothing is lacking."""
         del self._open[peer.request.holder, peer.request.scheduling_class]
         peer.request.at_gcs = True
-        self._withdraw(peer, out)
+        self._withdraw(peer, peer.nodes, out)
         return peer.request
 
-    def _withdraw(self, peer: PeerRequest, out: list[Effect]) -> None:
-        """Let nothing of a request queue elsewhere any more."""
-        if len(peer.nodes) == 1 and peer.received - peer.asked_at >= peer.asked:
-            return  # it has granted all of it
-        for node in peer.nodes:
+    def _withdraw(self, peer: PeerRequest, nodes: Iterable[int], out: list[Effect]) -> None:
+        """Let nothing of a request queue at these nodes any more."""
+        if peer.request.asked <= peer.request.received:
+            return  # all that nodes were ever asked for has arrived, or was refused
+        for node in nodes:
             self._send(peer, node, 0, out)
 
     def _send(self, peer: PeerRequest, node: int, count: int, out: list[Effect], wait: bool = True) -> None:
         request = peer.request
-        self._note_sent(request.holder, node, count)
+        request.asked += count
+        self._sent_to.setdefault(request.holder, set()).add(node)
         absolute, spare = wait and peer.kind != NEAR, self._spare_gpus and peer.kind == ANYWHERE
         message = m.PeerLeaseRequest(
             request.holder, request.scheduling_class, request.shape, count, wait, absolute, spare
         )
         out.append(Send(raylet_of(node), message))
-
-    def _note_sent(self, holder: bytes, node: int, count: int) -> None:
-        """A node was asked for so many leases for a process, or (if negative) has refused them."""
-        sent = self._sent_to.setdefault(holder, {})
-        sent[node] = sent.get(node, 0) + count
-        if sent[node] <= 0:
-            del sent[node]
-            if not sent:
-                del self._sent_to[holder]
