@@ -13,8 +13,8 @@ from submitters import CPU1, SimTask, shape
 from test_sim_groups import GroupCluster, Play
 from test_sim_leases import DELAYS, nodes
 
-from hpcray.common.ids import HEAD, number_of, raylet_of
-from hpcray.common.resources import GROUP, names_in, to_units
+from hpcray.common.ids import HEAD, node_of, number_of, raylet_of
+from hpcray.common.resources import GROUP, Resources, names_in, to_units
 from hpcray.core.effects import Send
 from hpcray.core.gcs import placement_group_manager
 from hpcray.core.gcs.gcs import Gcs
@@ -39,14 +39,33 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement_group_manager, "LARGE_CLUSTER", 1)
 
 
+def info(node: int, total: Resources) -> m.NodeInfo:
+    return m.NodeInfo(node, f"id{node}", f"host{node}", "a", 100 + node, dict(total), b"", "mpi", 0)
+
+
 class NearCluster(SimCluster):
-    """Counts the messages about near leases between raylets, and loses this share (`lost`) of them."""
+    """Counts the requests between raylets, and loses this share (`lost`) of them.
+
+    As in `runtime.raylet.Raylet.died`, the raylet of a process that dies reports that to the nodes with which it
+    exchanged messages: a new head knows nothing of the leases that the old one had let nodes grant.
+    """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         self.direct = 0
         self.lost = 0.0
         self.random = random.Random(1)
+        self.exchanged: dict[bytes, set[int]] = {}
         super().__init__(*args, **more)
+
+    def deliver_to_process(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        if node_of(src) != node_of(dest):
+            self.exchanged.setdefault(dest, set()).add(node_of(src))
+        super().deliver_to_process(src, dest, msg)
+
+    def noticed(self, proc: bytes, reason: str) -> None:
+        super().noticed(proc, reason)
+        for node in sorted(self.exchanged.pop(proc, ())):
+            self.post(raylet_of(node_of(proc)), raylet_of(node), m.ProcDied(proc, reason))
 
     def deliver(self, src: bytes, dest: bytes, msg: m.Message) -> None:
         if isinstance(msg, (m.PeerLeaseRequest, m.PeerLeasesRefused)):
@@ -57,9 +76,8 @@ class NearCluster(SimCluster):
 
     def move_head(self) -> None:
         """A head that knows nothing but the nodes takes over, and every raylet reports what it lacks."""
-        infos = [m.NodeInfo(n, f"id{n}", f"host{n}", "a", 100 + n, dict(t), b"", "mpi", 0) for n, t in self.alive()]
         self.head = Gcs(self.config)
-        self.carry_out(SEAT, self.head.cluster_up(self.net.now, "session", infos))
+        self.carry_out(SEAT, self.head.cluster_up(self.net.now, "session", [info(n, t) for n, t in self.alive()]))
         for node, _ in self.alive():
             effects = self.raylets[node].head_moved(self.net.now)
             keep = [one for one in effects if not (isinstance(one, Send) and isinstance(one.msg, m.NodeInventory))]
@@ -197,31 +215,3 @@ def lossy(seed: int) -> None:
         driver.submit(task)
     assert cluster.run(60.0), cluster.explain()
     assert all(task.done == 1 for task in tasks)
-
-
-# ------------------------------------------------------------ deliberate defects are found
-
-
-def found(lost: bool, seeds: int = 60) -> bool:
-    for seed in range(seeds):
-        rng = random.Random(seed)
-        delays = [rng.choice([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]) for _ in range(10)]
-        try:
-            lossy(seed) if lost else course(delays, seed)
-        except (AssertionError, KeyError):
-            return True
-    return False
-
-
-@pytest.mark.parametrize("defect", ["holder_died", "node_died", "overdue", "refused"])
-def test_each_part_that_hands_a_request_over_is_needed(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing: dict[str, Any] = {
-        "holder_died": lambda self, holder, reason: [],
-        "node_died": lambda self, node, out: [],
-        "overdue": lambda self, now, out: [],
-        "refused": lambda self, node, holder, scheduling_class, count, out: None,
-    }
-    monkeypatch.setattr(PeerRequests, defect, nothing[defect])
-    if defect in ("node_died", "refused"):  # else the request would be overdue, a second later
-        monkeypatch.setattr(PeerRequests, "overdue", nothing["overdue"])
-    assert found(lost=defect == "overdue")

@@ -303,6 +303,22 @@ def test_a_node_serves_requests_in_its_bundles_and_refuses_others() -> None:
     assert [one.count for one in node.take(m.PeerLeasesRefused, ASKER)] == [2]
 
 
+def test_what_the_old_head_knew_is_the_new_head_s_though_its_nodes_are_known_by_now() -> None:
+    """The report may be on its way: the new head gets it too, and nothing would withdraw it there."""
+    node = Node(1, LARGE)
+    driver = node.driver()
+    node.handle(driver, m.RequestLeases(0, IN_GROUP, 1))
+    assert reported(node) == [1]
+    node.handle(HEAD, m.PlacementGroupNodes([(IDENT, [5, 3])]))
+    node.now = 20.0
+    node.do(node.core.head_moved(20.0))
+    (unmet,) = node.take(m.UnmetLeaseRequest, HEAD)
+    assert (unmet.count, unmet.waited, unmet.unserved_for) == (1, 0.0, 0.0) and asked(node) == []
+    node.handle(driver, m.RequestLeases(0, IN_GROUP, 0))
+    node.handle(driver, m.RequestLeases(0, IN_GROUP, 1))
+    assert reported(node) == [0] and [at for at, _ in asked(node)] == [3, 5]
+
+
 # ------------------------------------------------------------ the node that is asked
 
 

@@ -45,8 +45,8 @@ class LeaseRequest:
         spills: any node may serve it, as far as this one knows: the raylet may select nodes (`PeerRequests`).
         peers_since: when it began to lack leases that other nodes were asked for. peers_served_at: when the last one
             came. at_gcs: the GCS has taken it over.
-        asked: how many leases raylets were ever asked for, but for those they refused: if as many were received, nothing
-            is on its way. `UNLIMITED`, give or take what is asked later, once the GCS was asked: then what is received
+        asked: how many leases raylets were ever asked for, but for those they refused: if as many were received,
+            nothing is on its way. `UNLIMITED`, give or take what is asked later, once the GCS was asked: then what is received
             may have been granted for it.
         return_at: time at which the unserved part of `assigned` goes back.
         waiting_since: when it was last served, or began to wait.
@@ -299,10 +299,17 @@ class LeaseRequestTable:
             request.received,
         )  # fmt: skip
 
-    def reset_reported(self) -> list[LeaseRequest]:
-        """A new head knows no request: returns all of this node's."""
+    def reset_reported(self, now: float) -> list[LeaseRequest]:
+        """A new head knows no request: returns all of this node's.
+
+        What was reported may still reach it, as it gets what was on its way to the old one. So it is the new head's
+        too: where other nodes served it, nothing would withdraw it.
+        """
         local = [request for requests in self._by_holder.values() for request in requests.values() if request.local]
         for request in local:
+            if request.reported_count and not request.at_gcs:
+                request.at_gcs = True
+                request.peers_since = request.peers_served_at = now
             request.reported_count = 0
         return local
 

@@ -205,7 +205,7 @@ class LocalLeaseManager:
                 self._requests.actors.pop(request.actor_spec.actor, None)
             request.assigned = 0
             self._reporter.request_changed(now, request)
-        for request in self._requests.reset_reported():
+        for request in self._requests.reset_reported(now):
             self._reporter.request_changed(now, request)
         self._reporter.force_view()
         self._shortages.elsewhere = m.ResourceContention()

@@ -166,7 +166,7 @@ class PeerRequests:
             peer.coming = 0
 
     def overdue(self, now: float, out: list[Effect]) -> list[LeaseRequest]:
-        """The requests that have waited long enough: the GCS takes them over, and what queues elsewhere is withdrawn."""
+        """The requests that have waited long enough: the GCS takes them over, what queues elsewhere is withdrawn."""
         if now < self._due:
             return []
         dues = [(peer.due(self._locality_wait), peer) for peer in self._open.values()]
