@@ -19,7 +19,6 @@ from hpcray.core.effects import Send
 from hpcray.core.gcs import placement_group_manager
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.raylet import local_lease_manager, node_views
-from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.protocol import messages as m
 
 SIM = settings(

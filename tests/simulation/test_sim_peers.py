@@ -1,4 +1,4 @@
-"""Requests between raylets of what any node may serve, or the nodes of a group: what is lost, late, dies, grows or moves.
+"""Requests between raylets of what any node may serve, or the nodes of a group: some are lost, or late, nodes die.
 
 At every moment: no node is over-committed, and soon after a process has died nothing is held or queued for it anywhere.
 At the end: each task of a living driver has run, and nothing is held.
@@ -11,23 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simcluster import SEAT, SimCluster
 from submitters import CPU1, SimTask, shape
 from test_sim_leases import DELAYS, nodes
 from test_sim_near import NearCluster, info
 
-from hpcray.common.ids import HEAD, node_of, raylet_of
+from hpcray.common.ids import HEAD, make_proc, node_of, raylet_of
 from hpcray.common.resources import GROUP, Resources, names_in, to_units
-from hpcray.core.effects import Effect
 from hpcray.core.gcs import placement_group_manager
-from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
+from hpcray.core.gcs.gcs import RecoveringGcs
 from hpcray.core.gcs.placement_group_manager import CREATED
 from hpcray.core.gcs.state_log import TableSnapshot
 from hpcray.core.raylet import local_lease_manager, node_views
+from hpcray.core.raylet.lease_requests import LeaseRequestTable
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
-from hpcray.core.raylet.peer_requests import GROUP_WAIT, IN_GROUP, PeerRequests
+from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.protocol import messages as m
 
 SIM = settings(
@@ -274,3 +274,191 @@ def test_a_cluster_grows_into_a_large_one_and_shrinks_again_under_load(delays: l
             course.at_some_time(lambda node=node: cluster.kill_node(node))
         course.finish()
         assert len(cluster.living()) == 5
+
+
+# ------------------------------------------------------------ deliberate defects are found
+
+
+def lone(*cpus: int) -> tuple[PeerCluster, Any]:
+    """A cluster whose messages take half a millisecond, and a driver on its first node."""
+    cluster = PeerCluster(nodes(*cpus), [0.0005], real=True)
+    cluster.run_for(0.01)
+    return cluster, cluster.driver(0)
+
+
+def occupy(cluster: PeerCluster, node: int, seconds: float, count: int) -> list[SimTask]:
+    """Tasks of a driver of that node keep all its CPUs busy."""
+    driver = cluster.driver(node)
+    tasks = [SimTask(CPU1, seconds, once=True) for _ in range(count)]
+    for task in tasks:
+        driver.submit(task)
+    cluster.run_for(0.01)
+    assert all(task.ran_on == [node] for task in tasks)
+    return tasks
+
+
+def in_time(cluster: PeerCluster, seconds: float, tasks: list[SimTask]) -> None:
+    done = cluster.net.run(cluster.net.now + seconds, lambda: all(task.done for task in tasks), cluster.check)
+    assert done, cluster.explain()
+
+
+def a_near_node_that_refuses() -> None:
+    cluster, driver = lone(1, 1, 1)
+    cluster.leave(1)
+    cluster.run_for(0.01)
+    task = SimTask(shape("near:1", CPU=1), 0.01)
+    driver.submit(task)
+    in_time(cluster, 0.2, [task])
+
+
+def a_near_node_that_dies() -> None:
+    cluster, driver = lone(1, 1, 1)
+    occupy(cluster, 1, 5.0, 1)
+    task = SimTask(shape("near:1", CPU=1), 0.01)
+    driver.submit(task)
+    cluster.run_for(0.1)
+    assert cluster.queued_at_peers() == 1 and not task.ran_on
+    cluster.kill_node(1)
+    in_time(cluster, 0.2, [task])
+
+
+def a_near_node_that_is_busy_for_long() -> None:
+    cluster, driver = lone(1, 1, 1)
+    occupy(cluster, 1, 9.0, 1)
+    task = SimTask(shape("near:1", CPU=1), 0.01)
+    driver.submit(task)
+    in_time(cluster, 1.0 + cluster.config.locality_wait, [task])
+    assert task.ran_on != [1]
+
+
+def a_holder_that_dies_while_its_requests_queue() -> None:
+    """At the nodes of a group, which would keep them for half a minute."""
+    cluster, owner = lone(1, 1, 1, 1)
+    spec = group(cluster, owner, 1, "STRICT_SPREAD", 4)
+    cluster.run_for(0.5)
+    first, second = cluster.driver(0), cluster.driver(0)
+    first.submit(SimTask(inside(spec), 0.001))
+    cluster.run_for(0.5)  # the nodes of the group are known since
+    for _ in range(8):
+        first.submit(SimTask(inside(spec), 60.0))
+    cluster.run_for(0.5)
+    second.submit(SimTask(inside(spec), 0.001))
+    cluster.run_for(0.5)
+    there = [raylet for raylet in cluster.raylets if any(one.holder == second.proc for one in raylet._queue)]
+    assert len(there) >= 3
+    cluster.die(second.proc, "killed by signal 9")
+    cluster.run_for(0.1)
+    assert not any(one.holder == second.proc for raylet in cluster.raylets for one in raylet._queue)
+
+
+def a_holder_that_dies_while_its_worker_starts() -> None:
+    """On another node, where that may take minutes with a large environment: its CPU is free at once."""
+    cluster, driver = lone(1, 1, 1)
+    occupy(cluster, 0, 5.0, 1)
+    cluster.fork = lambda node, number: cluster.net.after(60.0, lambda: cluster.join(make_proc(node, number)))
+    driver.submit(SimTask(CPU1, 0.01))
+    cluster.run_for(0.1)
+    assert sum(raylet.available() != cluster.totals[raylet.node] for raylet in cluster.raylets) == 2
+    cluster.die(driver.proc, "killed by signal 9")
+    cluster.run_for(0.1)
+    assert sum(raylet.available() != cluster.totals[raylet.node] for raylet in cluster.raylets) == 1
+
+
+def a_request_that_one_of_several_nodes_has_served() -> None:
+    """The others keep nothing of it: no lease comes that nobody needs."""
+    cluster, owner = lone(1, 1, 1, 1)
+    spec = group(cluster, owner, 1, "STRICT_SPREAD", 4)
+    cluster.run_for(0.5)
+    driver = cluster.driver(0)
+    driver.submit(SimTask(inside(spec), 0.001))
+    cluster.run_for(0.5)
+    tasks = [SimTask(inside(spec, index), 0.5 + 0.2 * index) for index in range(4)]
+    for task in tasks:
+        owner.submit(task)
+    cluster.run_for(0.1)
+    task = SimTask(inside(spec), 0.001)
+    driver.submit(task)
+    in_time(cluster, 0.6, [task])
+    cluster.run_for(0.02)
+    assert not any(one.holder == driver.proc for raylet in cluster.raylets for one in raylet._queue)
+
+
+def requests_that_are_lost() -> None:
+    cluster, driver = lone(1, 1, 1, 1)
+    occupy(cluster, 0, 5.0, 1)
+    cluster.lost = 1.0
+    tasks = [SimTask(shape(strategy, CPU=1), 0.01) for strategy in ("", "SPREAD", "near:2")]
+    for task in tasks:
+        driver.submit(task)
+    in_time(cluster, 0.6 + cluster.config.locality_wait, tasks)
+
+
+def a_head_that_takes_over_while_a_report_is_on_its_way() -> None:
+    cluster, owner = lone(1, 1, 1, 1)
+    spec = group(cluster, owner, 1, "STRICT_SPREAD", 3)
+    cluster.run_for(0.5)
+    driver = cluster.driver(3)
+    for _ in range(4):
+        driver.submit(SimTask(inside(spec), 0.3))
+    while not any(one.reported_count for one in cluster.raylets[3]._requests):
+        cluster.run_for(0.0005)
+    cluster.raylets[3].handle(cluster.net.now, HEAD, m.PlacementGroupNodes([(spec.group, [0, 1, 2])]))
+    cluster.take_over()
+    cluster.run_for(2.0)
+    assert driver.waiting_for == 0 and cluster.head.scheduler.unmet_by_shape() == []
+
+
+def a_large_request() -> None:
+    """One for more than a node is asked for is the head's, which serves it in one go."""
+    cluster, driver = lone(1, 64, 64)
+    tasks = [SimTask(CPU1, 1.0) for _ in range(129)]
+    for task in tasks:
+        driver.submit(task)
+    in_time(cluster, 1.1, tasks)
+
+
+SCENES: list[Callable[[], None]] = [
+    a_near_node_that_refuses,
+    a_near_node_that_dies,
+    a_near_node_that_is_busy_for_long,
+    a_holder_that_dies_while_its_requests_queue,
+    a_holder_that_dies_while_its_worker_starts,
+    a_request_that_one_of_several_nodes_has_served,
+    requests_that_are_lost,
+    a_head_that_takes_over_while_a_report_is_on_its_way,
+    a_large_request,
+]
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_what_other_nodes_cannot_serve_is_handed_over_in_time(scene: Callable[[], None]) -> None:
+    scene()
+
+
+def nothing(*args: Any) -> list[Any]:
+    return []
+
+
+DEFECTS: list[tuple[type, str, Any, Callable[[], None]]] = [
+    (PeerRequests, "refused", lambda *args: None, a_near_node_that_refuses),
+    (PeerRequests, "node_died", nothing, a_near_node_that_dies),
+    (PeerRequests, "overdue", nothing, a_near_node_that_is_busy_for_long),
+    (PeerRequests, "overdue", nothing, requests_that_are_lost),
+    (PeerRequests, "holder_died", nothing, a_holder_that_dies_while_its_worker_starts),
+    (PeerRequests, "_withdraw", nothing, a_request_that_one_of_several_nodes_has_served),
+    (
+        LeaseRequestTable,
+        "reset_reported",
+        lambda self, now: [setattr(one, "reported_count", 0) or one for one in self if one.local],
+        a_head_that_takes_over_while_a_report_is_on_its_way,
+    ),
+]
+
+
+@pytest.mark.parametrize(("owner", "part", "defect", "scene"), DEFECTS)
+def test_each_part_that_hands_a_request_over_is_needed(
+    owner: type, part: str, defect: Any, scene: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(owner, part, defect)
+    with pytest.raises(AssertionError):
+        scene()

@@ -46,8 +46,8 @@ class LeaseRequest:
         peers_since: when it began to lack leases that other nodes were asked for. peers_served_at: when the last one
             came. at_gcs: the GCS has taken it over.
         asked: how many leases raylets were ever asked for, but for those they refused: if as many were received,
-            nothing is on its way. `UNLIMITED`, give or take what is asked later, once the GCS was asked: then what is received
-            may have been granted for it.
+            nothing is on its way. `UNLIMITED`, give or take later ones, once the GCS was asked: then what is
+            received may have been granted for it.
         return_at: time at which the unserved part of `assigned` goes back.
         waiting_since: when it was last served, or began to wait.
         returned_at: when it was last sent back to the GCS unserved; if it comes back soon it keeps `waiting_since`.
