@@ -8,6 +8,8 @@ Rows, in GB/s (median of the rounds):
 - put: `ray.put` of the value by the driver, into warm memory of the store.
 - actor to actor: one actor returns the value, another one takes it as an argument and reads all of it. The clock runs
   in the driver, from the first call to the second one's answer.
+- one copy by hand: of that very value into warm memory, what "put" comes to. NumPy's memory is of huge pages where the
+  kernel gives them to who asks; PyTorch's only with THP_MEM_ALLOC_ENABLE=1 in the environment.
 - two copies by hand: a copy into warm memory and a copy of that into fresh memory, what "actor to actor" comes to.
 
 A row ends after `--limit` seconds, with as many calls as there were then (one at least); each is printed on stderr when
@@ -124,6 +126,20 @@ class Rows:
             self._file.write_text(json.dumps({self._engine: self.found}, indent=1))
 
 
+def one_copy(value: Any, size: int) -> Callable[[], None]:
+    """A copy of the value into warm memory, by NumPy."""
+    warm = np.ones(size, np.uint8)
+    arrays = [np.asarray(part).view(np.uint8) for part in (value.values() if isinstance(value, dict) else [value])]
+
+    def copy() -> None:
+        start = 0
+        for array in arrays:
+            np.copyto(warm[start : start + len(array)], array)
+            start += len(array)
+
+    return copy
+
+
 def by_hand(size: int) -> Callable[[], Any]:
     """The two copies, by NumPy, whose fresh memory is of huge pages where the kernel has them."""
     source, warm = np.ones(size, np.uint8), np.ones(size, np.uint8)
@@ -158,6 +174,8 @@ def measure(engine: str, sizes: list[str], rows: Rows) -> None:
                 continue
             value = KINDS[kind](size)
             rows.add(f"put, {kind}, {name}", size, lambda value=value: ray.put(value))
+            if engine != "ray":
+                rows.add(f"one copy by hand, {kind}, {name}", size, one_copy(value, size))
             del value
             giver, taker = producer.remote(kind, size), consumer.remote()
             ray.get([giver.ready.remote(), taker.take.remote(np.ones(4))])
@@ -212,7 +230,7 @@ def in_turns(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     found: dict[str, list[dict[str, float]]] = {"hpcray": [], "ray": []}
     turns = ["hpcray", *["ray", "hpcray"] * max(1, options.rounds - 1)][: max(2, 2 * options.rounds - 1)]
     # Its start and end, all rows of each size, and the actors that they need.
-    limit = 60 + len(options.sizes) * (9 * (options.limit + options.seconds) + 30)
+    limit = 60 + len(options.sizes) * (12 * (options.limit + options.seconds) + 30)
     with tempfile.TemporaryDirectory() as place:
         for engine in turns:
             python = options.ray_python if engine == "ray" else sys.executable

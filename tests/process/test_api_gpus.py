@@ -86,6 +86,20 @@ class TestTasks:
             for devices in ray.get([seen.remote() for _ in range(2)]):
                 assert len(devices) == 1
 
+    @hpcray_only  # Ray does not end an idle worker for what it may still have in the memory of its device
+    def test_an_idle_worker_that_owns_objects_stays_when_its_device_goes_to_another_one(self):
+        @ray.remote(num_gpus=1, max_calls=0)
+        def own(value):
+            return [ray.put(value)], os.getpid()
+
+        (kept,), owner = ray.get(own.remote("kept"))
+        both = look.options(num_gpus=2, runtime_env={"env_vars": {"OTHER": "1"}})
+        assert ray.get(both.remote())[2] != owner
+        assert ray.get(kept) == "kept"
+        del kept
+        ray.get(look.options(num_gpus=2, runtime_env={"env_vars": {"OTHER": "2"}}).remote())
+        eventually(lambda: not os.path.exists(f"/proc/{owner}"), "the idle worker has left")
+
     def test_the_variables_of_a_task_do_not_undo_it(self):
         mine = look.options(num_gpus=1, runtime_env={"env_vars": {VISIBLE: "1,0"}})
         visible = ray.get(mine.remote())[1]

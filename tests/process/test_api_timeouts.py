@@ -99,6 +99,20 @@ def test_exit_actor_names_the_class():
     assert "exit_actor" in str(caught.value)
 
 
+def test_a_placement_group_for_which_others_leave_no_room():
+    holder = ray.util.placement_group([{"CPU": 1}])
+    ray.get(holder.ready())
+    group = ray.util.placement_group([{"CPU": 1}])
+    strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
+    pending = f"placement group {group.id.hex()}{{}} PENDING (not each of its bundles has a node yet)"
+    inside = echo.options(scheduling_strategy=strategy).remote(1)
+    assert pending.format(" waits; the group is") in told(group.ready())
+    assert f"task echo waits for a worker with {{'CPU': 1.0}} in {pending.format(', which is')}" in told(inside)
+    ray.util.remove_placement_group(holder)
+    assert ray.get(inside) == 1
+    ray.util.remove_placement_group(group)
+
+
 def test_a_placement_group_that_never_fits_is_told():
     group = ray.util.placement_group([{"CPU": 7}])
     eventually(

@@ -93,7 +93,7 @@ class WorkerPool:
         self._waiting_count = 0
         self._waiting_with_setup = self._starting_with_setup = 0
         self._no_fork_until = 0.0
-        self._evict_next: list[WorkerProcess] = []
+        self._ask_next: list[WorkerProcess] = []
         self.failures: dict[WorkerEnv, int] = {}
         self.last_failure = ""
 
@@ -147,7 +147,7 @@ class WorkerPool:
         stack = self._idle.get(allocation.env)
         worker = stack.pop() if stack else None
         if allocation.devices:
-            self._evict_next += self._idle_on_devices_of(allocation)
+            self._ask_next += self._idle_on_devices_of(allocation)
         if worker is not None:
             self._employ(worker, allocation)
             return worker
@@ -262,7 +262,7 @@ class WorkerPool:
         """
         room = max(0, self.limit - len(self.workers))
         starting = [worker for worker in self.workers.values() if worker.state == STARTING and not worker.env]
-        killed, self._evict_next = starting[:room], [*self._evict_next, *starting[room:]]
+        killed, self._ask_next = starting[:room], [*self._ask_next, *starting[room:]]
         idle = list(self._idle.get((), ()))[: room - len(killed)]
         for worker in killed:
             self.mark_leaving(worker)
@@ -275,10 +275,10 @@ class WorkerPool:
     def fork_for_waiting(self, now: float) -> list[Effect]:
         """Fork for the allocations that wait; where the node is full, ask idle workers of others to exit."""
         out: list[Effect] = []
-        if self._evict_next:
-            idle = [worker for worker in self._evict_next if worker.state == IDLE and worker.proc in self.workers]
-            out += [self._evict(worker) for worker in idle]
-            self._evict_next = [one for one in self._evict_next if one.state == STARTING and one.proc in self.workers]
+        if self._ask_next:
+            idle = [worker for worker in self._ask_next if worker.state == IDLE and worker.proc in self.workers]
+            out += [self._ask_to_leave(worker) for worker in idle]
+            self._ask_next = [one for one in self._ask_next if one.state == STARTING and one.proc in self.workers]
         if not self._waiting_count or now < self._no_fork_until:
             return out
         leaving = self._counts[LEAVING]
@@ -422,10 +422,6 @@ class WorkerPool:
 
     def _stays(self, now: float, worker: WorkerProcess) -> bool:
         return worker.needed and now - worker.since < self._idle_timeout
-
-    def _evict(self, worker: WorkerProcess) -> Effect:
-        self.mark_leaving(worker)
-        return Send(worker.proc, Exit(0, move_tensors=True))
 
     def _ask_to_leave(self, worker: WorkerProcess) -> Effect:
         self.mark_leaving(worker)

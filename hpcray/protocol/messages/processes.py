@@ -103,12 +103,10 @@ class SetJob(Struct, array_like=True, tag=3):
 
 class Exit(Struct, array_like=True, tag=4):
     """r→p, driver→own r→g: leave now. From a driver: end the job with this exit code. if_unused: a worker stays where
-    it owns objects that would be lost with it; answer: ExitRefused. move_tensors: the job goes on, so its device
-    objects are moved into the store first."""
+    it owns objects that would be lost with it; answer: ExitRefused. Its device objects are moved into the store."""
 
     code: int = 0
     if_unused: bool = False
-    move_tensors: bool = False
 
 
 class ProcDied(Struct, array_like=True, tag=5):

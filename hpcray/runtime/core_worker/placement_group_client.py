@@ -18,7 +18,7 @@ from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.io_engine import monotonic
 from hpcray.runtime.core_worker.object_refs import ObjectRef, new_ref
 
-CREATED, REMOVED = "CREATED", "REMOVED"
+PENDING, CREATED, REMOVED = "PENDING", "CREATED", "REMOVED"
 
 
 class PlacementGroupClient:
@@ -122,8 +122,9 @@ class PlacementGroupClient:
         return next((group for group, refs in promised if any(oid == waiting for waiting, _ in refs)), None)
 
     def state_of(self, group: bytes) -> str:
-        """Return the last state of a group that the head has sent; "" for none (lock held)."""
-        return self._states.get(group, "")
+        """Return the last state of a group that the head has sent, PENDING if it has sent none; "" for a group that
+        this process does not watch (lock held)."""
+        return self._states.get(group, PENDING if group in self._watched else "")
 
     def on_state(self, msg: m.PlacementGroupStateUpdate) -> None:
         """Take over the state of a group from the head (lock held). After a removal, earlier states are ignored."""

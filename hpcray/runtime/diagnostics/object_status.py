@@ -9,12 +9,13 @@ from typing import Any
 
 from hpcray.common.ids import PUT_INDEX, TASK_BYTES, TENSORS_INDEX, owner_of, show_proc
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS
-from hpcray.common.resources import plain, to_amounts
+from hpcray.common.resources import group_of, plain, to_amounts
 from hpcray.core.core_worker.object_table import INLINE, STORED, ObjectEntry
 from hpcray.core.core_worker.task import PendingTask, TaskTemplate
 from hpcray.core.raylet.local_resources import needs_setup
 from hpcray.runtime.core_worker.actor_submitter import ActorClient
 from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.placement_group_client import CREATED
 
 _MAX_SHOWN = 3
 """Objects that the text of an error names."""
@@ -87,10 +88,14 @@ def status_of_object(process: CoreWorker, oid: bytes, entry: ObjectEntry) -> Obj
     if group is not None:
         state = process.placement_groups.state_of(group)
         why = process.submitter.wait_reasons.get(ACTOR_SCHEDULING_CLASS, "")
-        told = group.hex() in why and state != "CREATED"
-        waits = f"waits: {why}" if told else f"waits; the group is {state or 'not known yet'}"
+        told = group.hex() in why and state != CREATED
+        waits = f"waits: {why}" if told else f"waits; the group is {state}{_no_place(state)}"
         return ObjectStatus(f"ready() of placement group {group.hex()}", waits, GROUP, group=group)
     return ObjectStatus("put", "is being written", WRITING)
+
+
+def _no_place(state: str) -> str:
+    return "" if state == CREATED else " (not each of its bundles has a node yet)"
 
 
 def status_of_task(process: CoreWorker, task: PendingTask) -> ObjectStatus:
@@ -108,6 +113,9 @@ def status_of_task(process: CoreWorker, task: PendingTask) -> ObjectStatus:
         reason = process.submitter.wait_reasons.get(task.scheduling_class.index, "")
         env = needs_setup(task.scheduling_class.shape.env)
         first = ", whose runtime_env is set up first" if env else ""
+        if group := group_of(task.scheduling_class.shape.resources):
+            state = process.placement_groups.state_of(bytes.fromhex(group))
+            first = f" in placement group {group}" + (f", which is {state}{_no_place(state)}" if state else "") + first
         text = f"waits for a worker with {needed}{first}, {behind}. {reason}".rstrip()
         return ObjectStatus(what, text, QUEUED, task.id, resources=needed, env=env)
     paused = process.submitter.retries.paused.get(task.id)

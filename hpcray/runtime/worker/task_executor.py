@@ -274,7 +274,7 @@ class TaskExecutor:
             if self.queue or any(oid.startswith(process.me) and oid not in movable for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
-        if (msg.move_tensors or msg.if_unused) and process.device_objects is not None:
+        if msg.if_unused and process.device_objects is not None:
             self._on_work(src, msg)
             return
         self._send_last_messages()
