@@ -111,15 +111,17 @@ class HeadReporter:
         if view is not None:
             out.append(Send(HEAD, view))
         self._view_forced = False
-        for request in self._peers.overdue(now, out):
-            self._changed[id(request)] = request
-        for request in self._changed.values():
-            if request.local and self._peers.update(now, request, out):
-                continue
-            unmet = self._requests.unmet(now, request)
-            if unmet is not None:
-                out.append(Send(HEAD, unmet))
-        self._changed.clear()
-        out += self._refusals
-        out += self._near_refusals
-        self._refusals, self._near_refusals = [], []
+        if now >= self._peers.due_at:
+            for request in self._peers.overdue(now, out):
+                self._changed[id(request)] = request
+        if self._changed:
+            for request in self._changed.values():
+                if request.local and not self._peers.update(now, request, out):
+                    unmet = self._requests.unmet(now, request)
+                    if unmet is not None:
+                        out.append(Send(HEAD, unmet))
+            self._changed.clear()
+        if self._refusals or self._near_refusals:
+            out += self._refusals
+            out += self._near_refusals
+            self._refusals, self._near_refusals = [], []

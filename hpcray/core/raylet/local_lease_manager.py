@@ -534,7 +534,11 @@ class LocalLeaseManager:
 
     def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
         """Grant what fits, fork, reclaim leases and report to the GCS, each at most once per event."""
-        self._serve_queue(now, out)
+        if self._queue.is_due:
+            self._serve_queue(now, out)
+        for request, slowest, wait in self._cap.take_news():
+            text = self._status.cap_text(request, wait) if slowest else ""
+            out.append(Send(request.holder, m.LeasesCapped(request.scheduling_class, text)))
         out += self.pool.fork_for_waiting(now)
         self._reclaimer.reclaim(now, out)
         self._reporter.flush(now, out)
@@ -558,9 +562,6 @@ class LocalLeaseManager:
         for request in self._queue.take_shared():
             self._reporter.force_view()
             self._reporter.request_changed(now, request)
-        for request, slowest, wait in self._cap.take_news():
-            text = self._status.cap_text(request, wait) if slowest else ""
-            out.append(Send(request.holder, m.LeasesCapped(request.scheduling_class, text)))
 
     def _end_sharing(self, now: float) -> None:
         """The GCS has had its time, or this node has room again: what is left is decided here."""

@@ -38,7 +38,7 @@ class NodeViewReporter:
         self._reported: Resources = {}
         self._reported_actors: Resources = {}
         self._reported_at = float("-inf")
-        self._report_interval = 0.0
+        self._report_interval = self._quiet_for = 0.0
         self._promised = False
         self._awaited: frozenset[str] = frozenset()
         self._store_used = 0
@@ -48,6 +48,7 @@ class NodeViewReporter:
     def set_report_interval(self, cluster_size: int) -> None:
         """Derive the least time between two views from the number of nodes that report to the same head."""
         self._report_interval = REPORT_INTERVAL_PER_NODE * cluster_size if cluster_size > SMALL_CLUSTER else 0.0
+        self._quiet_for = min(self._report_interval, DECREASE_REPORT_DELAY)
 
     def note_contention(self, lacking: Iterable[str]) -> None:
         """Requests wait in the cluster because these resources are short; none: no request waits."""
@@ -87,18 +88,19 @@ class NodeViewReporter:
         Args:
             force: report everything: the GCS may think otherwise.
         """
+        elapsed = now - self._reported_at
+        awaited_only = elapsed < self._quiet_for and not force
+        if awaited_only and (not self._awaited or elapsed < self._report_interval * AWAITED_SHARE):
+            return None
         pool, reported = self._pool, self._reported
         available, actors = pool.available, pool.held_by_actors
         bundles_changed = self._bundles.has_unreported or self._store_changed
         if not force:
             if not bundles_changed and not self._promised and reported == available and self._reported_actors == actors:
                 return None
-            elapsed = now - self._reported_at
             if elapsed < DECREASE_REPORT_DELAY:
                 if elapsed < self._report_interval:
                     awaited = self._awaited
-                    if not awaited or elapsed < self._report_interval * AWAITED_SHARE:
-                        return None
                     if not any(available.get(name, 0) > reported.get(name, 0) for name in awaited) and not (
                         self._bundles.has_unreported and self._bundles.are_unreported(awaited)
                     ):

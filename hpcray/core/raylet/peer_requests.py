@@ -94,6 +94,7 @@ class PeerRequests:
 
     Attributes:
         enabled: as given; False: the GCS gets all requests.
+        due_at: no request is overdue before.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class PeerRequests:
         self._spare_gpus = spare_gpus
         self._locality_wait = locality_wait
         self._open: dict[tuple[bytes, int], PeerRequest] = {}
-        self._due = float("inf")  # no request is overdue before
+        self.due_at = float("inf")
         self._sent_to: dict[bytes, set[int]] = {}  # by holder, also those that have refused
         self._dead: set[int] = set()
         self._groups: OrderedDict[str, Sequence[int]] = OrderedDict()
@@ -167,10 +168,10 @@ class PeerRequests:
 
     def overdue(self, now: float, out: list[Effect]) -> list[LeaseRequest]:
         """The requests that have waited long enough: the GCS takes them over, what queues elsewhere is withdrawn."""
-        if now < self._due:
+        if now < self.due_at:
             return []
         dues = [(peer.due(self._locality_wait), peer) for peer in self._open.values()]
-        self._due = min((due for due, _ in dues if due > now), default=float("inf"))
+        self.due_at = min((due for due, _ in dues if due > now), default=float("inf"))
         return [self._close(peer, out) for due, peer in dues if due <= now]
 
     def refused(
@@ -232,7 +233,7 @@ class PeerRequests:
             assert (peer.coming > 0) != alone, f"{where}: {peer.coming} are coming"
             assert not self._dead & set(peer.nodes), f"{where}: a node is dead"
             assert peer.is_late_bound or peer.coming <= peer.count, f"{where}: {peer.coming} are coming"
-            assert peer.due(self._locality_wait) >= self._due, f"{where}: the GCS does not take over"
+            assert peer.due(self._locality_wait) >= self.due_at, f"{where}: the GCS does not take over"
             assert not one.reported_count, f"{where}: the GCS has them too"
 
     def _open_request(self, now: float, request: LeaseRequest) -> PeerRequest | None:
@@ -255,7 +256,7 @@ class PeerRequests:
             return None
         request.peers_since = request.peers_served_at = now
         peer.received = request.received
-        self._due = min(self._due, peer.due(self._locality_wait))
+        self.due_at = min(self.due_at, peer.due(self._locality_wait))
         return peer
 
     def _nodes_of_group(self, request: LeaseRequest) -> list[int]:
