@@ -282,7 +282,7 @@ class LeaseQueue:
         reserved = self.reserved
         if reserved is not None and reserved.queue_key == bucket.key:
             return reserved
-        return bucket.first()
+        return next(iter(bucket.requests.values()))
 
     def _is_used(self, request: LeaseRequest) -> bool:
         return self._resources.pool.utilisation(request.resources) >= self._threshold

@@ -89,23 +89,17 @@ class NodeViewReporter:
             force: report everything: the GCS may think otherwise.
         """
         elapsed = now - self._reported_at
-        awaited_only = elapsed < self._quiet_for and not force
-        if awaited_only and (not self._awaited or elapsed < self._report_interval * AWAITED_SHARE):
+        early = not force and elapsed < self._quiet_for
+        if early and not (elapsed >= self._report_interval * AWAITED_SHARE and self._has_awaited()):
             return None
         pool, reported = self._pool, self._reported
         available, actors = pool.available, pool.held_by_actors
         bundles_changed = self._bundles.has_unreported or self._store_changed
         if not force:
-            if not bundles_changed and not self._promised and reported == available and self._reported_actors == actors:
-                return None
-            if elapsed < DECREASE_REPORT_DELAY:
-                if elapsed < self._report_interval:
-                    awaited = self._awaited
-                    if not any(available.get(name, 0) > reported.get(name, 0) for name in awaited) and not (
-                        self._bundles.has_unreported and self._bundles.are_unreported(awaited)
-                    ):
-                        return None
-                elif not bundles_changed and not any(
+            if not early and not bundles_changed:
+                if not self._promised and reported == available and self._reported_actors == actors:
+                    return None
+                if elapsed < DECREASE_REPORT_DELAY and not any(
                     units > reported.get(name, units - 1) for name, units in available.items()
                 ):
                     return None
@@ -120,3 +114,11 @@ class NodeViewReporter:
         held = {n: actors.get(n, 0) for n in available if force or actors.get(n) != self._reported_actors.get(n)}
         self._reported, self._reported_actors = dict(available), dict(actors)
         return NodeView(self._node, self._version, free, self._bundles.take_unreported(), held)
+
+    def _has_awaited(self) -> bool:
+        """Return True if there is more than was reported of what requests wait for anywhere."""
+        available, reported = self._pool.available, self._reported
+        for name in self._awaited:
+            if available.get(name, 0) > reported.get(name, 0):
+                return True
+        return bool(self._awaited) and self._bundles.has_unreported and self._bundles.are_unreported(self._awaited)
