@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -20,6 +21,10 @@ _SCRIPTS = os.path.dirname(sys.executable)
 if _SCRIPTS not in os.environ.get("PATH", os.defpath).split(os.pathsep):
     os.environ["PATH"] = os.pathsep.join([_SCRIPTS, os.environ.get("PATH", os.defpath)])
 
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("no times", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("no times")
 
 # Tests ask for made-up GPUs, also where the machine has some; those marked `gpu` use these.
 os.environ.setdefault("HPCRAY_MADE_UP_GPUS", "1")

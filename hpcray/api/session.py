@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from time import monotonic
 from typing import Any, NoReturn
 
 import msgspec
@@ -25,6 +26,8 @@ from hpcray.common.exceptions import JobDrainingError, RaySystemError
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.common.ray_version import RAY_VERSION
+from hpcray.core.core_worker.object_entry import Waiter
+from hpcray.core.core_worker.object_table import PENDING
 from hpcray.platform.job_variables import JobVariables
 from hpcray.platform.log_format import check_rotation
 from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
@@ -41,6 +44,7 @@ logger = logging.getLogger("hpcray")
 
 _ENCODING = "RAY_LOGGING_CONFIG_ENCODING"
 """Variable: the encoding of a `LoggingConfig` where `init` gets none."""
+_LAST_TASKS_TIMEOUT, _LAST_TASKS_CHECK = 0.5, 0.01  # seconds
 _SETTINGS = frozenset(Config.__dataclass_fields__)
 
 
@@ -187,11 +191,7 @@ def init(
         if current.postponed or require_session().dead is None:
             return _running_session(ignore_reinit_error)
         shutdown()
-    if local_mode:
-        logger.warning(
-            "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
-            "at a time"
-        )
+    _warn_of_no_effect(local_mode, settings)
     _check_settings(settings)
     if job_config is not None:
         runtime_env = runtime_env or getattr(job_config, "runtime_env", None)
@@ -243,6 +243,19 @@ def init(
         ),
     )
     return ClientContext()
+
+
+def _warn_of_no_effect(local_mode: bool, settings: Mapping[str, Any]) -> None:
+    if local_mode:
+        logger.warning(
+            "hpcray: local_mode has no effect: tasks and actors run in workers as ever; hint: num_cpus=1 runs one task "
+            "at a time"
+        )
+    if settings.get("_metrics_export_port"):
+        logger.warning(
+            "hpcray: _metrics_export_port has no effect: no port is opened; hint: hpcray metrics, or the Unix socket "
+            "metrics.s in the session directory, which serves HTTP"
+        )
 
 
 _OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
@@ -460,6 +473,8 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     if process is None or current.worker is not None:
         return
     try:
+        if _exiting_interpreter and process.dead is None and not _Session.exit_code:
+            _await_last_tasks(process)
         process.drain_client.wait_for_checkpoints()  # KeyboardInterrupt ends the wait
     finally:
         driver_signals.restore()
@@ -468,6 +483,26 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
         finally:
             if variables is not None:
                 variables.restore()
+
+
+def _await_last_tasks(process: CoreWorker) -> None:
+    """Let tasks and calls that the program has submitted and not waited for end, if they do within half a second.
+
+    Ray sleeps as long, so that what they print is seen.
+    """
+    engine, entries = process.engine, process.table.entries
+
+    def is_open(oid: bytes) -> bool:
+        entry = entries.get(oid)
+        return entry is not None and entry.state == PENDING and entry.task is not None
+
+    with engine.lock:
+        deadline = monotonic() + _LAST_TASKS_TIMEOUT
+        left = [oid for oid in entries if is_open(oid)]
+        while left and process.dead is None and (now := monotonic()) < deadline:
+            engine.wait(Waiter(), min(deadline, now + _LAST_TASKS_CHECK))
+            while left and not is_open(left[-1]):
+                left.pop()
 
 
 def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:

@@ -128,6 +128,8 @@ class Config:
             memory), for copies at full speed: at most this, and an eighth of the node's memory; 0: none.
         device_object_memory: a process keeps device objects of at most so many bytes on each device; those used least
             recently move to the object store, and come back when they are used; 0: no limit, and they never move.
+        device_transports: UCX transports by which tensors pass from a GPU to one of another host: "auto" (GPUDirect
+            over RDMA, where both hosts have it), "none" (they pass through the hosts), or those named, as in UCX_TLS.
         record_ref_creation_sites: whether every ref records where it was created, for `hpcray memory`.
         data_plane: "auto", "ucx" or "mpi".
         transfer_chunk: larger objects travel between nodes in pieces of this size.
@@ -219,6 +221,7 @@ class Config:
     unused_tensor_memory: Bytes = 4 << 30
     registered_memory: Bytes = 8 << 30
     device_object_memory: Bytes = 0
+    device_transports: str = "auto"
     record_ref_creation_sites: bool = False
     data_plane: str = "auto"
     transfer_chunk: Bytes = 4 << 20

@@ -22,7 +22,10 @@ _MORE_COMMON_UTILS = (
     "load_class resources_from_ray_options run_background_task try_to_create_directory",
     f"{_NAMES}.ray_constants:RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer",
 )
-_MORE_PRIVATE_UTILS = f"{_NAMES}.utils:INT32_MAX format_error_message get_ray_doc_version is_in_test open_log"
+_MORE_PRIVATE_UTILS = (
+    f"{_NAMES}.utils:INT32_MAX estimate_available_memory format_error_message get_ray_doc_version get_used_memory "
+    "is_in_test open_log"
+)
 _ACCELERATORS = f"{_NAMES}.accelerators"
 _ACCELERATOR_MODULES = (
     "accelerator", "amd_gpu", "furiosa", "hpu", "intel_gpu", "mblt", "neuron", "npu", "nvidia_gpu", "rbln", "ttnpu",

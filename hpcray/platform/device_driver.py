@@ -69,6 +69,13 @@ class DeviceDriver(Protocol):
     def storage(self, device: str, pointer: int, size: int, owner: object) -> Any:
         """Return `size` bytes from `pointer` on as a PyTorch storage, which keeps `owner` alive."""
 
+    def expose(self, device: str, pointer: int, size: int, owner: object) -> Any:
+        """Return what stands for memory of a device in calls of other libraries, and keeps `owner` alive: it has
+        `__cuda_array_interface__`, or is a buffer."""
+
+    def activate(self, device: str) -> None:
+        """Have this thread use a device from now on, as libraries need that copy its memory."""
+
     def new_event(self, device: str) -> tuple[Any, bytes]:
         """Return an event, and the handle by which other processes open it."""
 
@@ -194,6 +201,13 @@ class CudaDriver:
     @contextlib.contextmanager
     def _context(self, device: str) -> Iterator[int]:
         """The context of a device, current in this thread; its number."""
+        self._call("cuCtxPushCurrent_v2", self._retained(device))
+        try:
+            yield self._devices[device]
+        finally:
+            self._cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+
+    def _retained(self, device: str) -> ctypes.c_void_p:
         number = self._devices[device]
         context = self._contexts.get(number)
         if context is None:
@@ -202,11 +216,7 @@ class CudaDriver:
             context = ctypes.c_void_p()
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device(number))
             self._contexts[number] = context
-        self._call("cuCtxPushCurrent_v2", context)
-        try:
-            yield number
-        finally:
-            self._cuda.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p()))
+        return context
 
     def _stream(self, number: int) -> ctypes.c_void_p:
         return ctypes.c_void_p(self._torch.cuda.current_stream(number).cuda_stream)
@@ -275,6 +285,12 @@ class CudaDriver:
         number = self._devices[device]
         array = _CudaArray(pointer, size, owner)
         return self._torch.as_tensor(array, device=f"cuda:{number}").untyped_storage()
+
+    def expose(self, device: str, pointer: int, size: int, owner: object) -> Any:
+        return _CudaArray(pointer, size, owner)
+
+    def activate(self, device: str) -> None:
+        self._call("cuCtxSetCurrent", self._retained(device))
 
     def new_event(self, device: str) -> tuple[Any, bytes]:
         event, handle = self._create_event(device, _INTERPROCESS), _Handle()

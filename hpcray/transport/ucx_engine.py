@@ -50,7 +50,7 @@ _RECONNECT_TIMEOUT = 2.0  # seconds until the first bell over a new endpoint mus
 _NEW_LINK = 1 << 63  # in the count of a bell: it is not of messages but of the links that its sender has made to us
 
 # What we ask of UCX unless the site has set it (`UCX_<name>` wins).
-_WANTED = {
+WANTED = {
     # Lets an endpoint with error handling use shared memory. Without error handling the death of a peer on this host,
     # while one of its objects is read, is a fatal error inside UCX that takes the reader with it. Objects are then
     # copied through shared memory by both sides at once, not by process_vm_readv: as fast, where two cores are free.
@@ -76,12 +76,17 @@ _LIBUCXX = "ucxx._lib.libucxx"
 
 @contextmanager
 def _environment_untouched() -> Iterator[None]:
-    """Importing ucxx sets UCX_* variables for GPU work; MPI's own UCX and the user's programs must not see them."""
-    before = dict(os.environ)
+    """Importing ucxx sets UCX_* variables for GPU work; MPI's own UCX and the user's programs must not see them. Other
+    variables stay as they are: in a process with tensors on a device, other threads may set them meanwhile."""
+
+    def present() -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
+
+    before = present()
     try:
         yield
     finally:
-        for name in [name for name in os.environ if name not in before]:
+        for name in present().keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
 
@@ -549,7 +554,7 @@ def make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
         TransportError: UCX does not start.
     """
     features = (lib.Feature.TAG, lib.Feature.WAKEUP)
-    wanted = {name: value for name, value in _WANTED.items() if "UCX_" + name not in os.environ}
+    wanted = {name: value for name, value in WANTED.items() if "UCX_" + name not in os.environ}
     guards = not any(os.environ.get(f"UCX_{name}_ERROR_HANDLING") in ("n", "no", "0") for name in ("POSIX", "SYSV"))
     for unwanted in _unwanted(one_host):
         try:
@@ -619,6 +624,17 @@ def _set_log_level(level: str) -> bool:
         return "UCX_LOG_LEVEL" not in os.environ and not ucs.ucs_global_opts_set_value(b"LOG_LEVEL", level.encode())
     except (OSError, AttributeError):
         return False
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Inside, UCX prints no errors: the caller reports them."""
+    silenced = _set_log_level("fatal")
+    try:
+        yield
+    finally:
+        if silenced:
+            _set_log_level("warn")
 
 
 def library_path(name: str = "libucp") -> str:

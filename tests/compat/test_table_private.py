@@ -158,6 +158,10 @@ def test_private_utils_convert_and_measure_as_in_ray(ray: Any) -> None:
     session = ray._private.worker._global_node.get_session_dir_path()
     assert os.path.samefile(os.path.dirname(session), get_ray_temp_dir())
     assert ray._private.utils.binary_to_hex(ray._private.utils.hex_to_binary("00ff")) == "00ff"
+    pages = int(Path("/proc/self/statm").read_text().split()[1])  # of this process
+    used, total = ray._private.utils.get_used_memory(), ray._private.utils.get_system_memory()
+    assert pages * os.sysconf("SC_PAGE_SIZE") < used < total
+    assert 0 < ray._private.utils.estimate_available_memory() < total
 
 
 @row("ray._private.ray_option_utils", missing="Ray 2.60 does not have it either")

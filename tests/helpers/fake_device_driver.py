@@ -120,6 +120,10 @@ class FakeDeviceDriver:
         """Bytes of all copies to the host, in order."""
         self.up: list[int] = []
         """Bytes of all copies to the device, in order."""
+        self.exposed: list[int] = []
+        """Bytes of all memory that other libraries got, in order."""
+        self.active: list[str] = []
+        """Threads for which a device was activated."""
         self.used: set[str] = set()
         """Devices with copies between them and the host."""
         self.most_under_way = 0
@@ -338,6 +342,18 @@ class FakeDeviceDriver:
             self._marks.append((self.queued, mark))
         else:
             mark.unlink()
+
+    def expose(self, device: str, pointer: int, size: int, owner: object) -> Any:
+        segment = self._segment_of(pointer)
+        if segment is None or pointer + size > segment.base + segment.size:
+            self.misuse("memory was exposed that is not on the device")
+        self.exposed.append(size)
+        return np.asarray(_Array(pointer, size, owner))
+
+    def activate(self, device: str) -> None:
+        if device not in self.visible:
+            self.misuse(f"{device} was activated")
+        self.active.append(threading.current_thread().name)
 
     def new_event(self, device: str) -> tuple[int, bytes]:
         event = next(self._idents)

@@ -1,12 +1,14 @@
 """Has every process of a job use made-up devices: half of them one, half of them another one.
 
 Imported by the template of workers (HPCRAY_PRELOAD=torch,helpers.made_up_devices); the folder of the devices is in the
-variable MADE_UP_DEVICES. Device objects pass through the host in small pieces, each of which takes some time.
+variable MADE_UP_DEVICES. Device objects pass through the host in small pieces, each of which takes some time. Where
+HPCRAY_DEVICE_TRANSPORTS is set, the two devices are of two hosts, and device objects pass between them directly.
 """
 
 from __future__ import annotations
 
 import os
+import time
 
 VARIABLE = "MADE_UP_DEVICES"
 PIECE = 32 << 10
@@ -24,7 +26,17 @@ def use_made_up_devices() -> None:
     driver = FakeDeviceDriver(os.environ[VARIABLE], visible=(f"gpu-{os.getpid() % 2}",))
     driver.pause = PAUSE
     driver.transfers = note_transfer
+    if os.environ.get("HPCRAY_DEVICE_TRANSPORTS"):
+        device_memory.running_kernel = lambda: f"host {os.getpid() % 2}"  # type: ignore[assignment]
+        driver.activate = note_message  # type: ignore[method-assign]
     device_memory.use_driver(driver)
+
+
+def note_message(device: str) -> None:
+    """Count a message of UCX, at one of its ends, in the file `messages`. It takes some time."""
+    time.sleep(PAUSE)
+    with open(os.path.join(os.environ[VARIABLE], "messages"), "ab") as file:
+        file.write(b".")
 
 
 def note_transfer() -> bool:

@@ -161,6 +161,42 @@ class TestConcurrency:
         assert ray.get(log.read.remote()) == list(range(500))
 
     @hpcray_only
+    def test_a_call_begins_after_what_the_call_before_it_has_woken(self):
+        @ray.remote(num_cpus=0, max_concurrency=2)
+        class Notes:
+            def __init__(self):
+                self.notes, self.event = [], asyncio.Event()
+
+            async def note(self, text, seconds=0.0):
+                self.notes.append(text)
+                time.sleep(seconds)  # on the loop: the calls gather
+                return self.notes
+
+            async def sleep(self):
+                await self.event.wait()
+                self.notes.append("awake")
+
+            async def wake(self):
+                self.event.set()
+
+        notes = Notes.remote()
+        notes.note.remote("first", 0.5)
+        calls = [notes.sleep.remote(), notes.wake.remote(), notes.note.remote("next")]
+        assert ray.get(calls)[2] == ["first", "awake", "next"]
+
+    def test_a_call_that_waits_for_room_can_be_cancelled(self):
+        actor = Async.options(max_concurrency=1).remote()
+        waits = actor.wait.remote(1)
+        late = [actor.get.remote() for _ in range(3)]
+        with pytest.raises(exceptions.GetTimeoutError):
+            ray.get(late[0], timeout=0.3)
+        ray.cancel(late[1])
+        with pytest.raises(exceptions.TaskCancelledError):
+            ray.get(late[1])
+        ray.cancel(waits)
+        assert ray.get([late[0], late[2]]) == [0, 0]
+
+    @hpcray_only
     def test_an_answer_does_not_wait_for_a_call_that_blocks_the_loop(self):
         """Answers of one round of the loop leave together, but not when one of the calls takes for ever."""
 

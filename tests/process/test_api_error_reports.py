@@ -52,6 +52,13 @@ def echo(value):
     return value
 
 
+@ray.remote
+def two_then_error():
+    yield 0
+    yield 1
+    raise ValueError("third")
+
+
 def unhandled(logged):
     return [text for text in logged if text.startswith("Unhandled error")]
 
@@ -85,6 +92,20 @@ def test_errors_that_somebody_looked_at_are_not_logged(logged, monkeypatch):
     assert ray.get(echo.remote(1)) == 1
     time.sleep(0.5)
     assert unhandled(logged) == []
+
+
+def test_values_that_a_generator_yielded_before_its_error_are_no_errors(logged):
+    refs = two_then_error.options(num_returns=4).remote()
+    assert ray.get(refs[:2]) == [0, 1]
+    with pytest.raises(ValueError):
+        ray.get(refs[2:])
+    del refs
+    unread = two_then_error.options(num_returns=4).remote()
+    ray.wait(unread, num_returns=4)
+    del unread
+    eventually(lambda: len(unhandled(logged)) == 2)
+    time.sleep(0.2)
+    assert len(unhandled(logged)) == 2
 
 
 @pytest.fixture

@@ -47,38 +47,46 @@ def on_devices(leaks: LeakCheck, directory: Path, room: int = 0) -> dict[str, st
     return environ(leaks, room) | more
 
 
-def check_devices(directory: Path) -> None:
+def check_devices(directory: Path, way: str = "") -> None:
     misuse = directory / "misuse"
     assert not misuse.exists(), misuse.read_text()
-    transfers = (directory / "transfers").stat().st_size
-    print(f"{transfers} copies of pieces")
-    assert transfers > 10
+    counted = (directory / ("messages" if way == "directly" else "transfers")).stat().st_size
+    print(f"{counted} messages of UCX" if way == "directly" else f"{counted} copies of pieces")
+    assert counted > 10
 
 
+DIRECTLY = {"HPCRAY_DEVICE_TRANSPORTS": "tcp"}
+"""Half of the processes count as those of another host."""
+
+
+@pytest.mark.parametrize("way", ["", "directly"])
 @pytest.mark.parametrize("room", [0, 500_000], ids=["", "little room"])
-def test_programs_with_devices_on_one_node(leaks: LeakCheck, tmp_path: Path, room: int) -> None:
+def test_programs_with_devices_on_one_node(leaks: LeakCheck, tmp_path: Path, room: int, way: str) -> None:
     seeds = [seed for seed in SEEDS if seed % SHARE_OF_NODES]
     if not seeds:
         pytest.skip("no seed of a program on one node")
-    with Job([sys.executable, str(PROGRAM), *map(str, seeds)], on_devices(leaks, tmp_path, room)) as job:
+    environ = on_devices(leaks, tmp_path, room) | (DIRECTLY if way else {})
+    with Job([sys.executable, str(PROGRAM), *map(str, seeds)], environ) as job:
         ended = job.wait(600.0 + 100.0 * len(seeds))
     print(ended.out, ended.err[-20_000:], sep="\n")
     reads = reads_of(ended)
     assert len(reads) == len(seeds) and sum(reads) > 3 * len(seeds), reads
-    check_devices(tmp_path)
+    check_devices(tmp_path, way)
 
 
 @pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI")
+@pytest.mark.parametrize("way", ["", "directly"])
 @pytest.mark.parametrize("seed", [seed for seed in SEEDS if not seed % SHARE_OF_NODES])
-def test_programs_with_devices_on_two_nodes(leaks: LeakCheck, tmp_path: Path, seed: int) -> None:
+def test_programs_with_devices_on_two_nodes(leaks: LeakCheck, tmp_path: Path, seed: int, way: str) -> None:
     command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2"]
-    environ = {"HPCRAY_SAME_HOST": "0", **on_devices(leaks, tmp_path)}  # pieces pass through the object plane
+    # Pieces pass through the object plane.
+    environ = {"HPCRAY_SAME_HOST": "0", **on_devices(leaks, tmp_path), **(DIRECTLY if way else {})}
     with Job([*command, str(PROGRAM), "--nodes", str(seed)], environ) as job:
         ended = job.wait(600.0)
     print(ended.out, ended.err[-20_000:], sep="\n")
     (reads,) = reads_of(ended)
     assert reads > 0
-    check_devices(tmp_path)
+    check_devices(tmp_path, way)
 
 
 @pytest.mark.parametrize("room", [0, 2000], ids=["", "little room"])

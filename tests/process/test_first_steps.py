@@ -103,6 +103,15 @@ def test_a_mistyped_variable_is_told(tmp_path: Path):
     assert "HPCRAY_START_TIMEOT is no setting and has no effect; hint: HPCRAY_START_TIMEOUT?" in ended.err
 
 
+def test_a_port_for_metrics_is_not_opened_and_that_is_told(tmp_path: Path):
+    program = ASK.replace("num_cpus=1", "num_cpus=1, _metrics_export_port=8080")
+    with Job(embedded(write(tmp_path, program))) as job:
+        ended = job.wait()
+    assert (
+        ended.code == 0 and "_metrics_export_port has no effect: no port is opened; hint: hpcray metrics" in ended.err
+    )
+
+
 def test_one_node_of_an_allocation_of_several_is_told(tmp_path: Path):
     with Job(embedded(write(tmp_path, ASK)), {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "4"}) as job:
         ended = job.wait()

@@ -63,6 +63,34 @@ def test_output_reaches_what_the_driver_has_in_place_of_its_streams() -> None:
     assert [line.split(") ")[1] for line in err.getvalue().splitlines() if "renamed" in line] == ["to err"]
 
 
+UNAWAITED = """
+import time, hpcray as ray
+
+ray.init("local", num_cpus=1)
+
+@ray.remote
+def told(ref, seconds):
+    time.sleep(seconds)
+    print("told", ref, flush=True)
+
+ray.get(told.remote("began", 0))  # a worker is up
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "printed"),
+    [('told.remote(told.remote("last", 0), 0.05)', ["last", "None"]), ('told.remote("too late", 30)', [])],
+)
+def test_a_program_that_does_not_wait_for_its_last_tasks_shows_what_they_print_at_once(
+    last: str, printed: list[str]
+) -> None:
+    began = time.monotonic()
+    ran = subprocess.run([sys.executable, "-c", UNAWAITED + last], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    assert [line.split(") told ")[1] for line in ran.stdout.splitlines()] == ["began", *printed]
+    assert time.monotonic() - began < 25
+
+
 def test_the_output_of_a_worker_that_died_long_ago_is_shown_once() -> None:
     @ray.remote(max_retries=0)
     def ends() -> None:

@@ -86,7 +86,9 @@ def test_of_too_many_idle_mappings_the_oldest_are_closed() -> None:
 @settings(deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["use", "unuse", "expire", "wait"]), st.integers(0, 5), st.sampled_from([0.1, 11.0])),
+        st.tuples(
+            st.sampled_from(["use", "unuse", "expire", "wait"]), st.integers(0, 5), st.sampled_from([0.125, 11.0])
+        ),
         max_size=80,
     )
 )

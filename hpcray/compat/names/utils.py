@@ -49,6 +49,16 @@ def get_system_memory() -> int:
     return int(resource_limits.usable_memory())
 
 
+def get_used_memory() -> int:
+    """Return the memory in use, in bytes: of the machine, or of the cgroup whose limit is nearer."""
+    return resource_limits.MemoryGauge().read((), 0).used
+
+
+def estimate_available_memory() -> int:
+    """Return how many bytes of `get_system_memory` are not in use."""
+    return max(0, get_system_memory() - get_used_memory())
+
+
 def get_num_cpus() -> int:
     return int(resource_limits.cpus_per_rank(1))
 

@@ -3,8 +3,8 @@
 Pure: the caller holds its lock, and does what is returned.
 
 Ways, from the cheapest: the same tensors (the same process); device memory of another process of this host, mapped
-here, without a copy; a copy through the object store of the host. There is no way between the devices of two hosts but
-the last one.
+here, without a copy; a copy by UCX from a device to one of another host (`tensor_pulls`); a copy through the object
+store of the host.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-SAME_PROCESS, MAPPED, HOST = "same process", "mapped", "host"
+SAME_PROCESS, MAPPED, DIRECT, HOST = "same process", "mapped", "direct", "host"
+DIRECT_SIZE = 128 << 10
+"""Bytes from which on tensors pass directly: smaller ones come in the answer to the first message."""
 IDLE_TIME = 10.0
 """Seconds for which a mapping without tensors stays: to open one costs milliseconds, and programs read again."""
 IDLE_LIMIT = 64
@@ -23,12 +25,14 @@ class Place(NamedTuple):
     """A process that has tensors, or reads them.
 
     process: its id. host: identifies the running kernel, "" where that is not known. devices: those of the tensors, or
-    all that the reader can map; empty: it has none, or no driver for them.
+    all that the reader can map; empty: it has none, or no driver for them. wire: the UCX transports by which it sends
+    device memory to other hosts, or receives it there, "" where it does not.
     """
 
     process: bytes
     host: str
     devices: Collection[str]
+    wire: str = ""
 
 
 class DeviceAllocation(NamedTuple):
@@ -42,18 +46,25 @@ class DeviceAllocation(NamedTuple):
     device: str
 
 
-def choose_way(source: Place, reader: Place, private: bool = False) -> str:
+def choose_way(
+    source: Place, reader: Place, private: bool = False, size: int = DIRECT_SIZE, only_direct: bool = False
+) -> str:
     """Return the way of tensors from their process to a reader.
 
     Args:
-        private: whether the reader is to have memory of its own.
+        private: whether the reader is to have a copy of the host's store. size: bytes of the tensors. only_direct:
+            whether they pass directly, however few they are, and inside of a host too where they cannot be mapped.
     """
     if private:
         return HOST
     if source.process == reader.process:
         return SAME_PROCESS
     same_host = source.host and source.host == reader.host
-    return MAPPED if source.devices and same_host and set(source.devices) <= set(reader.devices) else HOST
+    if source.devices and same_host and set(source.devices) <= set(reader.devices):
+        return MAPPED
+    can = bool(source.wire and source.wire == reader.wire and source.devices and reader.devices)
+    pays = bool(source.host and reader.host and not same_host and size >= DIRECT_SIZE)
+    return DIRECT if can and (pays or only_direct) else HOST
 
 
 class _Mapping:

@@ -295,6 +295,38 @@ class CloseTensors(Struct, array_like=True, tag=226):
     id: bytes
 
 
+class PullTensors(Struct, array_like=True, tag=227):
+    """reader→process with the tensors of a device object: send these ranges of their memory by UCX, from the device,
+    each as a message of its own. pull: number of the reader's. key: 16 bytes that no other process knows; the tags are
+    made from it. address: of the reader's UCX worker. ranges: (storage, first byte, bytes). only: there is to be no
+    other way. Answer: TensorsPushed."""
+
+    id: bytes
+    pull: int
+    key: bytes
+    address: bytes
+    ranges: list[tuple[int, int, int]]
+    only: bool = False
+
+
+class TensorsPushed(Struct, array_like=True, tag=228):
+    """process with tensors→reader: what was asked for is being sent. reason: why it is not, or not all of it, as known
+    at the beginning or later; "": it is. gone: the reader gets the tensors from the store; else they cannot be sent
+    this way."""
+
+    id: bytes
+    pull: int
+    reason: str = ""
+    gone: bool = False
+
+
+class CancelTensors(Struct, array_like=True, tag=229):
+    """reader→process with tensors: the reader has given up this pull."""
+
+    id: bytes
+    pull: int
+
+
 class ObjectLost(Struct, array_like=True, tag=101):
     """p→owner: none of these nodes has the object. Answer: ObjectReady, with other locations, when it was
     reconstructed, or with the error. remake_count: as in the ObjectReady that named the nodes. tensors: the object with

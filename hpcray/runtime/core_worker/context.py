@@ -136,7 +136,7 @@ class CoreWorkerContext(Protocol):
 class ErrorWatch(Protocol):
     """`UnhandledErrors` as retries see it."""
 
-    def watch(self, task: PendingTask, blob: bytes) -> None: ...
+    def watch_reply(self, task: PendingTask, msg: m.TaskReply) -> None: ...
 
 
 class TaskRetryWarnings(Protocol):

@@ -283,6 +283,18 @@ class CoreWorker:
         if self.device_objects is not None:
             self.device_objects.end_reader(msg.id, src)
 
+    def _on_pull_tensors(self, src: bytes, msg: m.PullTensors) -> None:
+        if self.device_objects is None or not self.device_objects.send_directly(src, msg):
+            self.engine.send(src, m.TensorsPushed(msg.id, msg.pull, "they are not on their device any more", True))
+
+    def _on_tensors_pushed(self, src: bytes, msg: m.TensorsPushed) -> None:
+        if self.device_objects is not None and self.device_objects.direct is not None:
+            self.device_objects.direct.on_pushed(src, msg)
+
+    def _on_cancel_tensors(self, src: bytes, msg: m.CancelTensors) -> None:
+        if self.device_objects is not None and self.device_objects.direct is not None:
+            self.device_objects.direct.on_cancel(src, msg)
+
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.
 
@@ -539,6 +551,9 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.OpenTensors: lambda p: p._on_open_tensors,
     m.TensorsOpened: lambda p: lambda src, msg: p.device_objects.on_tensors_opened(src, msg),
     m.CloseTensors: lambda p: p._on_close_tensors,
+    m.PullTensors: lambda p: p._on_pull_tensors,
+    m.TensorsPushed: lambda p: p._on_tensors_pushed,
+    m.CancelTensors: lambda p: p._on_cancel_tensors,
     m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
     m.ChannelValue: lambda p: p.compiled_graphs.on_value,
     m.CloseGraph: lambda p: p.compiled_graphs.on_close,

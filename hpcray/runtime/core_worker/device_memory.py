@@ -14,7 +14,7 @@ import queue
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from hpcray.platform.device_driver import (
     DeviceMemory,
     running_kernel,
 )
+from hpcray.protocol.out_of_band import UNIT
 
 _DRAIN_INTERVAL = 0.01
 """Seconds between two looks whether work with dropped tensors is done."""
@@ -65,6 +66,39 @@ def location_of(tensor: Any, storage: int) -> TensorLocation:
     )  # fmt: skip
 
 
+def locate(tensors: Sequence[Any]) -> tuple[list[tuple[Any, Any]], list[TensorLocation]]:
+    """Return the storages of tensors, each once and with the first tensor that has it, and where the tensors are."""
+    numbers: dict[tuple[int, int], int] = {}
+    storages: list[tuple[Any, Any]] = []
+    found: list[TensorLocation] = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        number = numbers.setdefault((storage.data_ptr(), storage.nbytes()), len(storages))
+        if number == len(storages):
+            storages.append((storage, tensor))
+        found.append(location_of(tensor, number))
+    return storages, found
+
+
+def covered_bytes(tensors: Sequence[TensorLocation], storages: int) -> list[tuple[int, int]]:
+    """Return, for each of so many storages, where the part that tensors cover begins and ends, in bytes."""
+    spans = [(0, 0)] * storages
+    for each in tensors:
+        low, high = _covered(each)
+        first, last = spans[each.storage]
+        if low < high:
+            spans[each.storage] = (min(first, low), max(last, high)) if first < last else (low, high)
+    return spans
+
+
+def _covered(found: TensorLocation) -> tuple[int, int]:
+    if 0 in found.shape:
+        return 0, 0
+    last = found.first + sum((length - 1) * step for length, step in zip(found.shape, found.strides, strict=True)) + 1
+    element = found.dtype.itemsize
+    return found.first * element // UNIT * UNIT, last * element
+
+
 def tensor_at(storage: Any, location: TensorLocation, low: int = 0) -> Any:
     """Return the tensor at a location.
 
@@ -86,7 +120,9 @@ class DeviceDescriptor(NamedTuple):
 
     process: the one that has them. host: see `running_kernel`. allocations: number in that process, device, handle.
     events: device and handle of the event after which the tensors are as they should be, one for each device. moves:
-    whether the tensors may move to the object store: a reader has to ask whether they are there (`OpenTensors`).
+    whether the tensors may move to the object store: a reader has to ask whether they are there (`OpenTensors`). wire:
+    as in `Place`; numbers: those of the devices in that process, where it has a wire. only_direct: whether readers that
+    cannot map them are to get them directly, or an error.
     """
 
     process: bytes
@@ -96,11 +132,22 @@ class DeviceDescriptor(NamedTuple):
     storages: list[StorageLocation]
     tensors: list[TensorLocation]
     moves: bool = False
+    wire: str = ""
+    numbers: Mapping[str, int] = {}
+    only_direct: bool = False
 
     @property
     def place(self) -> Place:
         """Where the tensors are."""
-        return Place(self.process, self.host, {device for _, device, _ in self.allocations})
+        return Place(self.process, self.host, {device for _, device, _ in self.allocations}, self.wire)
+
+    def covered(self) -> int:
+        """Return the bytes of the storages that the tensors cover."""
+        return sum(high - low for low, high in covered_bytes(self.tensors, len(self.storages)))
+
+    def device_of(self, storage: int) -> str:
+        """Return the device with a storage, in the process that has it."""
+        return self.allocations[self.storages[storage].allocation][1]
 
 
 class _DriverOfProcess:
@@ -276,24 +323,15 @@ class DeviceMemoryOwner:
 
     def _describe(self, oid: bytes, tensors: Sequence[Any]) -> DeviceDescriptor:
         allocations: dict[int, tuple[int, DeviceMemory]] = {}
-        storages: dict[tuple[int, int], tuple[int, StorageLocation]] = {}
-        found: list[TensorLocation] = []
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            pointer = storage.data_ptr()
-            number = storages.get((pointer, storage.nbytes()), (-1, None))[0]
-            if number < 0:
-                memory, offset = self._exportable(oid, tensor)
-                at, _ = allocations.setdefault(memory.ident, (len(allocations), memory))
-                number = len(storages)
-                part = StorageLocation(at, offset, storage.nbytes())
-                storages[pointer, storage.nbytes()] = number, part
-            found.append(location_of(tensor, number))
+        parts: list[StorageLocation] = []
+        storages, found = locate(tensors)
+        for storage, tensor in storages:
+            memory, offset = self._exportable(oid, tensor)
+            at, _ = allocations.setdefault(memory.ident, (len(allocations), memory))
+            parts.append(StorageLocation(at, offset, storage.nbytes()))
         exported = [(memory.ident, memory.device, self._handle(memory)) for _, memory in allocations.values()]
         events = self._record(oid, dict.fromkeys(device for _, device, _ in exported))
-        return DeviceDescriptor(
-            self._process, self._host, exported, events, [storage for _, storage in storages.values()], found
-        )
+        return DeviceDescriptor(self._process, self._host, exported, events, parts, found)
 
     def order_after(self, oid: bytes) -> bool:
         """Have later work of the calling thread's streams wait for that which fills the tensors of an object.

@@ -20,16 +20,16 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RaySystemError
 from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
-from hpcray.core.core_worker.device_mappings import MAPPED, choose_way
+from hpcray.core.core_worker.device_mappings import DIRECT, MAPPED, Place
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
 from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import Pickler, pickling, views_of_tensors
+from hpcray.protocol.out_of_band import pickling, views_of_tensors
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import BEHIND_CHECK
@@ -46,8 +46,10 @@ from hpcray.runtime.core_worker.device_memory import (
     wait_for_devices,
 )
 from hpcray.runtime.core_worker.device_pieces import PieceReader, PieceWriter, TensorPieces, error_blob
+from hpcray.runtime.core_worker.direct_tensors import DirectTensors, DirectTransferError, choose
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
-from hpcray.runtime.core_worker.tensor_kinds import device_of, is_tensor_class, sizes_of, version_of
+from hpcray.runtime.core_worker.tensor_kinds import device_of, sizes_of, version_of
+from hpcray.runtime.core_worker.value_parts import ValueParts, ValuePickler, WholeValue, load_whole_value
 
 if TYPE_CHECKING:
     from hpcray.runtime.core_worker.read_targets import TensorPlacement
@@ -64,13 +66,6 @@ _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
 COPIES, PARTS = "copies", "parts"
 """See `ThreadState.tensors_as`."""
-
-
-class ValueParts(NamedTuple):
-    """A value without its tensors: its pickle, and what that left out."""
-
-    stream: bytes
-    buffers: Sequence[Any]
 
 
 class DeviceObjects:
@@ -95,6 +90,8 @@ class DeviceObjects:
         """Blob and description of those that are exported in pieces; b"" where some pieces could not be written."""
         self._mapped: dict[DeviceDriver, DeviceMemoryReader] = {}
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
+        self.direct: DirectTensors | None = None
+        """Transfers between devices of hosts; None before the first object of a device was made or read here."""
 
     @classmethod
     def of(cls, process: CoreWorker) -> DeviceObjects:
@@ -106,13 +103,13 @@ class DeviceObjects:
             return found
 
     def add(
-        self, tensors: Sequence[Any], value: bytes, transport: str = ""
+        self, tensors: Sequence[Any], value: bytes, transport: str = "", only_direct: bool = False
     ) -> tuple[ObjectRef[Any], TensorTransportMetadata | DeviceDescriptor | None]:
         """Keep tensors here.
 
         Args:
             value: id of the object that is their value; b"" where this process puts it.
-            transport: name of a registered one; "" for those of hpcray.
+            transport: name of a registered one; "" for those of hpcray. only_direct: as in `DeviceDescriptor`.
 
         Returns:
             The ref of the object that has them, and what readers by that transport have to know.
@@ -136,6 +133,8 @@ class DeviceObjects:
             collect = partial(manager.garbage_collect, oid.hex(), known, list(tensors))
         if self._limit and isinstance(known, DeviceDescriptor):
             known = known._replace(moves=True)
+        if only_direct and isinstance(known, DeviceDescriptor):
+            known = known._replace(only_direct=True)
         with process.engine.lock:
             process.table.put_inline(oid, blob)
             process.table.when_freed(oid, partial(self._drop, oid, collect))
@@ -159,22 +158,62 @@ class DeviceObjects:
                 self._warn("", f"other processes cannot map device memory ({error}): tensors are copied for them")
                 return None, None
 
+        wire = self._find_direct(driver).transports
+        if wire:
+            numbers = driver.devices()
+            known = known._replace(wire=wire, numbers={name: numbers[name] for name in known.place.devices})
+
         def collect() -> None:
             with self._devices:
                 exports.drop(oid)
 
         return known, collect
 
-    def _read_mapped(self, ref: ObjectRef[Any], known: DeviceDescriptor) -> Sequence[Any] | None:
-        """The tensors in the memory of their process; None where this one cannot map it."""
-        driver = find_driver()
+    def _find_direct(self, driver: DeviceDriver) -> DirectTensors:
+        with self._process.engine.lock:
+            if self.direct is None:
+                find, release = self._find_for, self._table.end_reader
+                self.direct = DirectTensors(self._process, driver, find, release, self._order_after)
+            return self.direct
+
+    def send_directly(self, src: bytes, msg: m.PullTensors) -> bool:
+        """A process asks for tensors that it cannot map (lock held). Returns whether it gets an answer."""
+        tensors, driver = self._table.find(msg.id), find_driver()
+        if not tensors or driver is None:
+            return False
+        self._find_direct(driver).on_pull(src, msg)
+        return True
+
+    def _find_for(self, oid: bytes, reader: bytes) -> Sequence[Any] | None:
+        return self._table.find(oid) if self._table.note_reader(oid, reader) else None
+
+    def _read_directly(
+        self, driver: DeviceDriver, ref: ObjectRef[Any], known: DeviceDescriptor
+    ) -> Sequence[Any] | None:
+        """The tensors, in memory of a device of this process; None where they do not come this way."""
+        read = partial(self._find_direct(driver).read, ref, known, self._process.local.deadline)
+        try:
+            found: Sequence[Any] | None = self._read_with_room(ref._id, read)
+            return found
+        except DirectTransferError as error:
+            self._warn("direct", f"tensors do not pass from device to device ({error}): they go through the hosts")
+            return None
+
+    def _read_on_device(self, ref: ObjectRef[Any], known: DeviceDescriptor) -> Sequence[Any] | None:
+        """The tensors in the memory of their process, or in memory of a device of this one; None where there is no way
+        but through the host."""
+        driver, private = find_driver(), self._process.local.tensors_as == COPIES
         if driver is None:
+            choose(None, known, Place(self._process.me, "", ()), private)
             return None
         with self._devices:
             mapped = self._mapped.get(driver)
             if mapped is None:
                 mapped = self._mapped[driver] = DeviceMemoryReader(driver, self._process.me)
-        if choose_way(known.place, mapped.place, self._process.local.tensors_as == COPIES) != MAPPED:
+        way = choose(self._find_direct(driver), known, mapped.place, private)
+        if way == DIRECT:
+            return self._read_directly(driver, ref, known)
+        if way != MAPPED:
             return None
         held: object = ref
         if known.moves:
@@ -246,7 +285,7 @@ class DeviceObjects:
         with self._process.engine.lock:
             sizes = self._table.sizes(oid)
         self._make_room(sizes, oid)
-        tensors: Sequence[Any] = self._read_with_room(ref, left)
+        tensors: Sequence[Any] = self._read_with_room(oid, partial(self._read_copies, ref, left))
         own = list(tensors)
         with self._process.engine.lock:
             back = self._table.move_back(oid, own)
@@ -254,15 +293,15 @@ class DeviceObjects:
                 self._versions[oid] = version_of(own)
             return back
 
-    def _read_with_room(self, ref: ObjectRef[Any], left: float | None) -> Any:
-        """Read a value as `get_one` does. Where a device has no memory for it, others move away first."""
+    def _read_with_room(self, oid: bytes, read: Callable[[], Any]) -> Any:
+        """Read the tensors of an object. Where a device has no memory for them, others move away first."""
         try:
-            return self._read_copies(ref, left)
+            return read()
         except Exception as error:
-            if not self._limit or not is_out_of_memory(error) or not self._make_room({}, ref._id, limit=0):
+            if not self._limit or not is_out_of_memory(error) or not self._make_room({}, oid, limit=0):
                 raise
         empty_device_caches()
-        return self._read_copies(ref, left)
+        return read()
 
     def _read_copies(self, ref: ObjectRef[Any], left: float | None) -> Any:
         """The tensors of an object as others read them, in memory of this process; raises as `get_one`."""
@@ -313,6 +352,8 @@ class DeviceObjects:
     def process_died(self, proc: bytes) -> None:
         """A process is gone, as a reader and as one that was asked (lock held)."""
         self._table.process_died(proc)
+        if self.direct is not None:
+            self.direct.process_died(proc)
         for oid, questions in self._asked.items():
             if owner_of(oid) == proc:
                 for question in questions:
@@ -366,12 +407,12 @@ class DeviceObjects:
                 problem = f"the tensor transport {transport!r} failed ({type(error).__name__}: {error})"
                 self._warn(transport, f"{problem}: tensors go through the object store")
         elif isinstance(known, DeviceDescriptor):
-            mapped = self._read_mapped(ref, known)
-            if mapped is not None:
-                return mapped
+            found = self._read_on_device(ref, known)
+            if found is not None:
+                return found
         copies: Sequence[Any]
         with views_of_tensors(placement is not None and placement.buffers is not None):
-            copies = self._read_with_room(ref, _time_left(local.deadline))
+            copies = self._read_with_room(ref._id, partial(self._read_copies, ref, _time_left(local.deadline)))
         return copies
 
     def value_again(self, value: bytes, tensors: ObjectRef[Any], error: ObjectLostError) -> Any:
@@ -434,6 +475,8 @@ class DeviceObjects:
     def close(self) -> None:
         """End the threads of device objects."""
         self._exports.close()
+        if self.direct is not None:
+            self.direct.close()
         for mapped in self._mapped.values():
             mapped.close()
 
@@ -600,7 +643,7 @@ class DeviceObjects:
         if tensors is None or not isinstance(parts, ValueParts):
             return  # it was freed, or is whole already
         self._order_after(oid, tensors)
-        blob, _ = serialize(_WholeValue(tensors, parts))
+        blob, _ = serialize(WholeValue(tensors, parts))
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         stored = size > process.config.inline_limit
         content = b""
@@ -677,12 +720,14 @@ class DeviceValue:
         tensors: list[Any] = []
         buffers: list[pickle.PickleBuffer] = []
         file = io.BytesIO()
-        _ValuePickler(file, tensors, buffers, kind).dump(self._value)
+        ValuePickler(file, tensors, buffers, kind).dump(self._value)
         if wanted is not None:
             self._check_devices(tensors, wanted)
         if not tensors:
             return _load_value, (None, file.getvalue(), buffers)
-        ref, known = DeviceObjects.of(process).add(tensors, self._ident, self._transport if own else "")
+        ref, known = DeviceObjects.of(process).add(
+            tensors, self._ident, self._transport if own else "", self._transport == "ucx"
+        )
         more = (self._ident,) if known is None else (self._ident, self._transport if own else "", known)
         return _load_value, (ref, file.getvalue(), buffers, *more)
 
@@ -695,66 +740,13 @@ class DeviceValue:
                 )
 
 
-class _WholeValue:
-    """Stands for a value of which the pickle without tensors exists; it is pickled with them."""
-
-    def __init__(self, tensors: Sequence[Any], parts: ValueParts) -> None:
-        self._tensors, self._parts = tensors, parts
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        buffers = [pickle.PickleBuffer(buffer) for buffer in self._parts.buffers]
-        return _load_whole_value, (list(self._tensors), self._parts.stream, buffers)
-
-
-class _ValuePickler(Pickler):
-    """Pickles a value with numbers in the places of its tensors.
-
-    Args:
-        kind: the only class of tensors; None: all that PyTorch, JAX, CuPy and Numba have, and what else DLPack knows,
-            but for NumPy's arrays.
-    """
-
-    def __init__(
-        self, file: io.BytesIO, tensors: list[Any], buffers: list[pickle.PickleBuffer], kind: type | None
-    ) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffers.append)
-        self._kind = kind
-        self._tensors = tensors
-        self._numbers: dict[int, int] = {}
-        self._known: dict[type, bool] = {}
-
-    def persistent_id(self, item: Any) -> int | None:
-        """Return the number of a tensor; None for all else."""
-        kind = type(item)
-        is_tensor = self._known.get(kind)
-        if is_tensor is None:
-            is_tensor = self._known[kind] = (
-                is_tensor_class(kind) if self._kind is None else issubclass(kind, self._kind)
-            )
-        if not is_tensor:
-            return None
-        number = self._numbers.setdefault(id(item), len(self._tensors))
-        if number == len(self._tensors):
-            self._tensors.append(item)
-        return number
-
-
-class _ValueReader(pickle.Unpickler):
-    def __init__(self, stream: bytes, buffers: Sequence[Any], tensors: Sequence[Any]) -> None:
-        super().__init__(io.BytesIO(stream), buffers=buffers)
-        self._tensors = tensors
-
-    def persistent_load(self, number: int) -> Any:
-        return self._tensors[number]
-
-
 def _load_value(
     ref: ObjectRef[Any] | None, stream: bytes, buffers: Sequence[Any], ident: bytes = b"", transport: str = "",
     known: Any = None,
 ) -> Any:  # fmt: skip
     """The value that a `DeviceValue` stands for, in any process."""
     if ref is None:
-        return _load_whole_value((), stream, buffers)
+        return load_whole_value((), stream, buffers)
     process = need_process()
     if process.local.tensors_as == PARTS:
         return ValueParts(stream, [bytes(buffer) for buffer in buffers])
@@ -768,13 +760,7 @@ def _load_value(
         process.local.placement = placement
         return objects.value_again(ident, ref, error)
     process.local.placement = placement
-    return _load_whole_value(tensors, stream, buffers)
-
-
-def _load_whole_value(tensors: Sequence[Any], stream: bytes, buffers: Sequence[Any]) -> Any:
-    local = need_process().local
-    placement, local.placement = local.placement, None  # of this value, not of others in it
-    return _ValueReader(stream, buffers, tensors if placement is None else placement.place(tensors)).load()
+    return load_whole_value(tensors, stream, buffers)
 
 
 def reply_with_device_values(

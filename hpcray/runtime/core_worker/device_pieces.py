@@ -24,13 +24,14 @@ from hpcray.common.ids import PUT_INDEX, raylet_of
 from hpcray.core.core_worker.tensor_pieces import PIECED_SIZE, PieceRange, bytes_of, divide, piece_size
 from hpcray.platform.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.protocol import messages as m
-from hpcray.protocol.out_of_band import UNIT, DeviceBytes, around_buffer, bytes_in, host_storage, torch_view
+from hpcray.protocol.out_of_band import DeviceBytes, around_buffer, bytes_in, host_storage, torch_view
 from hpcray.protocol.serialization import SerializationError, Serialized, serialize, serialize_error
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.device_memory import (
     TensorLocation,
+    covered_bytes,
     find_driver,
-    location_of,
+    locate,
     source_driver,
     tensor_at,
 )
@@ -317,21 +318,10 @@ class PieceWriter:
 
     def _find_parts(self, tensors: Sequence[Any]) -> list[StoragePart]:
         """Find the storages, and return the parts of them that tensors cover."""
-        numbers: dict[tuple[int, int], int] = {}
-        covered: list[tuple[int, int]] = []
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            number = numbers.setdefault((storage.data_ptr(), storage.nbytes()), len(covered))
-            found = location_of(tensor, number)
-            low, high = _covered(found, tensor.element_size())
-            if number == len(covered):
-                self._storages.append(storage)
-                self._names.append(self._driver.device_of(tensor))
-                covered.append((low, high))
-            elif low < high:
-                first, last = covered[number]
-                covered[number] = (min(first, low), max(last, high)) if first < last else (low, high)
-            self._locations.append(found)
+        storages, self._locations = locate(tensors)
+        self._storages = [storage for storage, _ in storages]
+        self._names = [self._driver.device_of(tensor) for _, tensor in storages]
+        covered = covered_bytes(self._locations, len(storages))
         devices = self._driver.devices()
         return [
             StoragePart(low, high - low, devices[name]) for (low, high), name in zip(covered, self._names, strict=True)
@@ -529,14 +519,6 @@ class PieceReader:
         for part in self._found.pieces[copy.number]:
             target = bytes_in(self._storages[part.storage], part.first, part.size)
             target.copy_(torch_view(copy.host[part.at : part.at + part.size]))
-
-
-def _covered(found: TensorLocation, element: int) -> tuple[int, int]:
-    """Where the part of its storage that a tensor covers begins and ends, in bytes. `element`: bytes of an element."""
-    if 0 in found.shape:
-        return 0, 0
-    last = found.first + sum((length - 1) * step for length, step in zip(found.shape, found.strides, strict=True)) + 1
-    return found.first * element // UNIT * UNIT, last * element
 
 
 def _nothing() -> None:

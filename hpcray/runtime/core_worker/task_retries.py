@@ -149,7 +149,7 @@ class TaskRetries:
                 self._submission.retry_warnings.task_runs_again(task, f"it raised {_in_a_line(cause)}{where}")
                 self.submit(task)
             else:
-                self._submission.unhandled_errors.watch(task, msg.returns[-1].value if msg.returns else b"")
+                self._submission.unhandled_errors.watch_reply(task, msg)
                 self._submission.finish(task, task.worker or b"", msg)
             self._engine.flush()
 

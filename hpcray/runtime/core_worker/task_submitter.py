@@ -333,7 +333,7 @@ class TaskSubmitter:
             if task.extra.retry_exceptions and task.retries:
                 self._engine.call_soon(lambda: self.retries.task_raised(task, msg))
                 return
-            self.unhandled_errors.watch(task, msg.returns[-1].value if msg.returns else b"")
+            self.unhandled_errors.watch_reply(task, msg)
         elif task.cancelled and task.fn is None and not task.extra.stream:
             # The call was cancelled before its value came: what a caller sees must not depend on which was faster.
             self.drop_returns(src, msg)

@@ -11,6 +11,8 @@ from hpcray.common.ids import return_index
 from hpcray.common.task_errors import RayTaskError
 from hpcray.core.core_worker.object_table import INLINE, PENDING
 from hpcray.core.core_worker.task import PendingTask
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.context import CoreWorkerContext
 
@@ -38,14 +40,23 @@ class UnhandledErrors:
         self._unseen: dict[bytes, bytes] = {}
 
     def watch(self, task: PendingTask, blob: bytes) -> None:
-        """The returns of a task are about to become this error (lock held)."""
+        """All returns of a task are about to become this error (lock held)."""
         for index in range(task.num_returns):
-            oid = task.id + return_index(index)
-            entry = self._table.entries.get(oid)
-            awaited = entry is None or entry.state != PENDING or entry.subscribers
-            if not awaited and oid not in self._unseen:
-                self._unseen[oid] = blob
-                self._table.when_freed(oid, lambda oid=oid: self._freed(oid))  # type: ignore[misc]
+            self._watch(task.id + return_index(index), blob)
+
+    def watch_reply(self, task: PendingTask, msg: m.TaskReply) -> None:
+        """The returns of a task that raised are about to come. Those that a generator yielded before are no errors
+        (lock held)."""
+        for index, item in enumerate(msg.returns if task.num_returns > 0 else ()):
+            if item.value and is_error(item.value):
+                self._watch(task.id + return_index(index), item.value)
+
+    def _watch(self, oid: bytes, blob: bytes) -> None:
+        entry = self._table.entries.get(oid)
+        awaited = entry is None or entry.state != PENDING or entry.subscribers
+        if not awaited and oid not in self._unseen:
+            self._unseen[oid] = blob
+            self._table.when_freed(oid, lambda: self._freed(oid))
 
     def seen(self, oids: Iterable[bytes]) -> None:
         """Forget those of these objects that are errors: they were looked at (lock held)."""

@@ -10,7 +10,7 @@ import inspect
 import threading
 import time
 import traceback
-from collections import deque
+from collections import OrderedDict, deque
 from concurrent.futures import ThreadPoolExecutor
 from queue import SimpleQueue
 from types import CoroutineType
@@ -154,7 +154,8 @@ class AsyncioCallRunner:
         self._flushed = 0.0
         self._flush_posted = False
         self._tasks: dict[bytes, asyncio.Task[None]] = {}
-        self._semaphore: asyncio.Semaphore
+        self._queued: OrderedDict[bytes, tuple[bytes, m.ActorCall]] = OrderedDict()  # `limit` others run
+        self._running = 0
         # Of our own: what blocks in the loop's default one, which is the user's, must not keep replies back.
         self.threads = ThreadPoolExecutor(limit, thread_name_prefix=f"{name}:io")
         self.loop = asyncio.new_event_loop()
@@ -194,6 +195,9 @@ class AsyncioCallRunner:
         if task in self._tasks:
             # Not at once: a coroutine that is cancelled before its first step would never see it, nor answer.
             self.loop.call_soon(self._cancel_now, task)
+        elif task in self._queued:
+            self._actor.worker.reply_cancelled(*self._queued.pop(task))
+            self._forget(task)
 
     def _cancel_now(self, task: bytes) -> None:
         running = self._tasks.get(task)
@@ -203,7 +207,6 @@ class AsyncioCallRunner:
 
     def _run_loop(self) -> None:
         asyncio.set_event_loop(self.loop)
-        self._semaphore = asyncio.Semaphore(self._limit)
         self.loop.run_forever()
 
     def _start_pending(self) -> None:
@@ -211,7 +214,20 @@ class AsyncioCallRunner:
         pending = self._pending
         while pending:
             src, msg = pending.popleft()
-            self._tasks[msg.task] = self.loop.create_task(self._run(src, msg))
+            if self._running < self._limit:
+                self._start(src, msg)
+            else:
+                self._queued[msg.task] = (src, msg)
+
+    def _start(self, src: bytes, msg: m.ActorCall) -> None:
+        self._running += 1
+        self._tasks[msg.task] = self.loop.create_task(self._run(src, msg))
+
+    def _start_next(self) -> None:
+        """A call has ended. The next one begins after the coroutines that this one has woken, as in Ray."""
+        self._running -= 1
+        if self._queued:
+            self._start(*self._queued.popitem(last=False)[1])
 
     def _hold(self, now: float) -> bool:
         """Return True if a reply may wait for those of other calls, until the end of this round of the loop."""
@@ -234,12 +250,6 @@ class AsyncioCallRunner:
         value: Any = None
         error: BaseException | None = None
         protected: list[bytes] = []
-        try:
-            await self._semaphore.acquire()
-        except asyncio.CancelledError:
-            worker.reply_cancelled(src, msg)
-            self._forget(msg.task)
-            return
         started = perf_counter()  # diagnostics take a call for one that runs from here on
         try:
             try:
@@ -263,7 +273,7 @@ class AsyncioCallRunner:
                     await self._generators.run_async(self.threads, src, msg, value)
                     value = None
             finally:
-                self._semaphore.release()
+                self._start_next()
         except (SystemExit, AsyncioActorExit) as exit_:
             error = actor.exit_error(exit_)
         except BaseException as raised:

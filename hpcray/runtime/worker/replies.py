@@ -221,6 +221,10 @@ class Replies:
         except BaseException as raised:
             if len(returns) < num_returns:
                 raise _Broken(returns, raised) from raised
+            print(
+                f"hpcray: a generator raised after its num_returns={num_returns} values; no ref has the error",
+                file=sys.stderr,
+            )
             traceback.print_exc()
         return returns
 
