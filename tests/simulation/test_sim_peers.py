@@ -31,7 +31,7 @@ from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.protocol import messages as m
 
 SIM = settings(
-    max_examples=30,
+    max_examples=15,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
     print_blob=True,
@@ -143,7 +143,7 @@ class PeerCluster(NearCluster):
 
     def check(self) -> None:
         super().check()
-        if self.checks % 10 == 0:
+        if self.checks % 50 == 0:
             self.check_forgotten()
 
     def check_forgotten(self) -> None:
@@ -260,7 +260,7 @@ def test_a_head_that_takes_over_while_requests_queue_at_other_nodes(
     course = Course(delays, seed)
     if not ignorant:
         course.with_groups()
-    course.submit(150)
+    course.submit(100)
     for _ in range(course.rng.randint(1, 3)):
         course.at_some_time(course.cluster.move_head if ignorant else course.cluster.take_over)
     possible = [
@@ -282,7 +282,7 @@ def test_a_cluster_grows_into_a_large_one_and_shrinks_again_under_load(delays: l
         cluster = course.cluster
         course.with_groups()
         assert not any(raylet._peers.enabled for raylet in cluster.raylets)
-        course.submit(150, 6.0)
+        course.submit(100, 6.0)
         for _ in range(4):
             course.at_some_time(lambda: cluster.grow(to_units({"CPU": course.rng.choice([1, 2, 4])})))
         cluster.run_for(3.0)
