@@ -77,6 +77,7 @@ class PeerCluster(NearCluster):
     def __init__(self, *args: Any, **more: Any) -> None:
         self.late = 0.0
         self.heads = 0
+        self.lost_nodes: dict[int, set[int]] = {}
         self.ended: dict[bytes, float] = {}
         super().__init__(*args, **more)
 
@@ -86,7 +87,9 @@ class PeerCluster(NearCluster):
             self.net._last[pair] = max(
                 self.net._last.get(pair, 0.0), self.net.now + LARGEST_DELAY * self.random.random()
             )
-        if isinstance(msg, OF_HEAD):  # of a head that is replaced, raylets obey nothing any more
+        if node_of(dest) in self.lost_nodes.get(node_of(src), ()) and src == raylet_of(node_of(src)):
+            super().post(src, src, m.Undeliverable(dest, "its node is dead"))  # as the router of the raylet says
+        elif isinstance(msg, OF_HEAD):  # of a head that is replaced, raylets obey nothing any more
             head, body = self.heads, m.encode([msg])
             self.net.send(src, dest, lambda: head == self.heads and self.deliver(src, dest, m.decode(body)[0]))
         else:
@@ -102,6 +105,10 @@ class PeerCluster(NearCluster):
             if node_of(proc) == node:
                 self.ended[proc] = self.net.now
         super().crash(node)
+
+    def node_told(self, other: int, node: int) -> None:
+        self.lost_nodes.setdefault(other, set()).add(node)
+        super().node_told(other, node)
 
     def deliver_to_raylet(self, src: bytes, node: int, msg: m.Message) -> None:
         if isinstance(msg, m.NodeInventory):
