@@ -74,7 +74,8 @@ def test_what_never_fits_is_told():
 def test_calls():
     slow = Slow.remote()
     ray.get(slow.__ray_ready__.remote())
-    running, blocked = slow.sleep.remote(60), slow.sleep.remote(sleeper.remote(60))
+    argument = sleeper.remote(60)
+    running, blocked = slow.sleep.remote(60), slow.sleep.remote(argument)
     behind = slow.sleep.remote(0)
     text = told([running, blocked, behind])
     actor = slow._actor_id.hex()
@@ -82,6 +83,7 @@ def test_calls():
     assert "call Slow.sleep waits for its arguments" in text
     assert f"call Slow.sleep waits until the calls before it were sent to its actor {actor}" in text
     ray.kill(slow)
+    ray.cancel(argument)
 
 
 def test_an_actor_that_is_not_up_yet():
