@@ -100,6 +100,8 @@ ANY = -1
 SLOTS = "bundle"
 ALL_SLOTS = 1000 * UNIT
 SLOT = UNIT // 1000
+LATE_BOUND_NODES = 8
+"""Nodes at which a request for any bundle of a placement group queues at once, at most; on more, the GCS serves it."""
 GROUP, CAPTURING = "group", "group:capture"
 """Strategies of requests in a group. With the second, child tasks run in the group too."""
 

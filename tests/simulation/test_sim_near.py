@@ -1,4 +1,4 @@
-"""Work near its arguments, in clusters that count as large: it is done, whatever dies, leaves or moves."""
+"""Requests between raylets, in clusters that count as large: work is done, whatever dies, leaves or moves."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from simcluster import SEAT, SimCluster
 from submitters import CPU1, SimTask, shape
+from test_sim_groups import GroupCluster, Play
 from test_sim_leases import DELAYS, nodes
 
-from hpcray.common.ids import number_of, raylet_of
+from hpcray.common.ids import HEAD, node_of, number_of, raylet_of
+from hpcray.common.resources import GROUP, Resources, names_in, to_units
 from hpcray.core.effects import Send
+from hpcray.core.gcs import placement_group_manager
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.raylet import local_lease_manager, node_views
-from hpcray.core.raylet.locality_requests import LocalityRequests
 from hpcray.protocol import messages as m
 
 SIM = settings(
@@ -33,19 +35,39 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any cluster counts as large."""
     monkeypatch.setattr(local_lease_manager, "SMALL_CLUSTER", 1)
     monkeypatch.setattr(node_views, "SMALL_CLUSTER", 1)
+    monkeypatch.setattr(placement_group_manager, "LARGE_CLUSTER", 1)
+
+
+def info(node: int, total: Resources) -> m.NodeInfo:
+    return m.NodeInfo(node, f"id{node}", f"host{node}", "a", 100 + node, dict(total), b"", "mpi", 0)
 
 
 class NearCluster(SimCluster):
-    """Counts the messages about near leases between raylets, and loses this share (`lost`) of them."""
+    """Counts the requests between raylets, and loses this share (`lost`) of them.
+
+    As in `runtime.raylet.Raylet.died`, the raylet of a process that dies reports that to the nodes with which it
+    exchanged messages: a new head knows nothing of the leases that the old one had let nodes grant.
+    """
 
     def __init__(self, *args: Any, **more: Any) -> None:
         self.direct = 0
         self.lost = 0.0
         self.random = random.Random(1)
+        self.exchanged: dict[bytes, set[int]] = {}
         super().__init__(*args, **more)
 
+    def deliver_to_process(self, src: bytes, dest: bytes, msg: m.Message) -> None:
+        if node_of(src) != node_of(dest):
+            self.exchanged.setdefault(dest, set()).add(node_of(src))
+        super().deliver_to_process(src, dest, msg)
+
+    def noticed(self, proc: bytes, reason: str) -> None:
+        super().noticed(proc, reason)
+        for node in sorted(self.exchanged.pop(proc, ())):
+            self.post(raylet_of(node_of(proc)), raylet_of(node), m.ProcDied(proc, reason))
+
     def deliver(self, src: bytes, dest: bytes, msg: m.Message) -> None:
-        if isinstance(msg, (m.LocalityLeaseRequest, m.LocalityLeasesRefused)):
+        if isinstance(msg, (m.PeerLeaseRequest, m.PeerLeasesRefused)):
             self.direct += 1
             if self.random.random() < self.lost:
                 return
@@ -53,9 +75,8 @@ class NearCluster(SimCluster):
 
     def move_head(self) -> None:
         """A head that knows nothing but the nodes takes over, and every raylet reports what it lacks."""
-        infos = [m.NodeInfo(n, f"id{n}", f"host{n}", "a", 100 + n, dict(t), b"", "mpi", 0) for n, t in self.alive()]
         self.head = Gcs(self.config)
-        self.carry_out(SEAT, self.head.cluster_up(self.net.now, "session", infos))
+        self.carry_out(SEAT, self.head.cluster_up(self.net.now, "session", [info(n, t) for n, t in self.alive()]))
         for node, _ in self.alive():
             effects = self.raylets[node].head_moved(self.net.now)
             keep = [one for one in effects if not (isinstance(one, Send) and isinstance(one.msg, m.NodeInventory))]
@@ -136,6 +157,47 @@ def test_the_head_hears_nothing_of_work_that_its_near_nodes_can_serve() -> None:
         assert cluster.direct and not any(isinstance(msg, m.UnmetLeaseRequest) for msg in heard)
 
 
+@SIM
+@given(DELAYS, st.integers(0, 2**32), st.booleans())
+@example(delays=[0.0], seed=287, deadly=False)  # leases near the arguments of what its own node has no CPUs for
+def test_work_in_groups_is_done_and_nothing_leaks_whatever_is_removed_or_dies(
+    delays: list[float], seed: int, deadly: bool
+) -> None:
+    Play(seed, delays, deadly).run()
+
+
+def unmet_in_a_group() -> int:
+    """How many reports of unmet requests the head gets of 60 tasks in a group, from drivers of all nodes."""
+    cluster = GroupCluster(nodes(*[4] * NODES), [0.0005])
+    driver = cluster.driver(0)
+    spec = m.GroupSpec(driver.proc + bytes(5), [to_units({"CPU": 1})] * 3, "STRICT_SPREAD", owner=driver.proc)
+    cluster.post(driver.proc, HEAD, m.CreateGroup(0, spec))
+    cluster.run_for(0.1)
+    kind = m.Shape(tuple(names_in(spec.group.hex(), -1, to_units({"CPU": 1})).items()), GROUP)
+    heard = 0
+    handle = cluster.head.handle
+
+    def listening(now: float, src: bytes, msg: m.Message) -> Any:
+        nonlocal heard
+        heard += isinstance(msg, m.UnmetLeaseRequest)
+        return handle(now, src, msg)
+
+    cluster.head.handle = listening  # type: ignore[method-assign]
+    tasks = [SimTask(kind, 0.01) for _ in range(60)]
+    others = [cluster.driver(node) for node in range(NODES)]
+    for number, task in enumerate(tasks):
+        cluster.net.after(0.05 * number, lambda t=task, d=others[number % NODES]: d.submit(t))
+    assert cluster.net.run(cluster.net.now + 30, lambda: all(task.done for task in tasks), cluster.check)
+    assert {node for task in tasks for node in task.ran_on} == set(cluster.head.groups.find(spec.group).nodes)
+    return heard
+
+
+def test_the_head_hears_little_of_work_in_groups_whose_nodes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = unmet_in_a_group()
+    monkeypatch.setattr(placement_group_manager, "LARGE_CLUSTER", NODES)
+    assert 0 < 3 * known < unmet_in_a_group()
+
+
 def test_work_is_done_though_messages_between_raylets_are_lost() -> None:
     """The head takes over after the locality wait: no other safeguard is needed."""
     for seed in range(20):
@@ -152,31 +214,3 @@ def lossy(seed: int) -> None:
         driver.submit(task)
     assert cluster.run(60.0), cluster.explain()
     assert all(task.done == 1 for task in tasks)
-
-
-# ------------------------------------------------------------ deliberate defects are found
-
-
-def found(lost: bool, seeds: int = 60) -> bool:
-    for seed in range(seeds):
-        rng = random.Random(seed)
-        delays = [rng.choice([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]) for _ in range(10)]
-        try:
-            lossy(seed) if lost else course(delays, seed)
-        except (AssertionError, KeyError):
-            return True
-    return False
-
-
-@pytest.mark.parametrize("defect", ["holder_died", "node_died", "overdue", "refused"])
-def test_each_part_that_hands_a_request_over_is_needed(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing: dict[str, Any] = {
-        "holder_died": lambda self, holder, reason: [],
-        "node_died": lambda self, node: [],
-        "overdue": lambda self, now, out: [],
-        "refused": lambda self, node, holder, scheduling_class: None,
-    }
-    monkeypatch.setattr(LocalityRequests, defect, nothing[defect])
-    if defect in ("node_died", "refused"):  # else the request would be overdue, a second later
-        monkeypatch.setattr(LocalityRequests, "overdue", nothing["overdue"])
-    assert found(lost=defect == "overdue")

@@ -101,6 +101,16 @@ def test_demand_whose_grant_shows_no_effect_is_sent_again() -> None:
     assert grants(scheduler.tick(GRANT_ARRIVES)) == {1: 2}
 
 
+def test_a_lease_that_has_arrived_and_is_used_up_is_not_waited_for() -> None:
+    """As many new tasks are queued, so the count stays the same: the number of leases received says it."""
+    _, scheduler = make(0, 8)
+    unmet(scheduler, 0.0, ME, 0, CPU1, 2)
+    assert grants(unmet(scheduler, 0.1, ME, 0, CPU1, 2, False, 0.0, 0.0, 1)) == {1: 1}
+    assert grants(unmet(scheduler, 0.1, ME, 0, CPU1, 2, False, 0.0, 0.0, 1)) == {}, "one and one are on their way"
+    assert grants(unmet(scheduler, 0.1, ME, 0, CPU1, 1, False, 0.0, 0.0, 2)) == {}, "this one is not counted twice"
+    assert grants(unmet(scheduler, 0.1, ME, 0, CPU1, 2, False, 0.0, 0.0, 2)) == {1: 1}
+
+
 def test_a_refused_request_goes_to_another_node_and_not_back() -> None:
     _, scheduler = make(0, 4, 4)
     assert grants(unmet(scheduler, 0.0, ME, 0, CPU1, 2)) == {1: 2}

@@ -137,6 +137,20 @@ def test_nodes_of_a_large_cluster_send_few_views() -> None:
     assert told <= 10
 
 
+def test_nodes_of_a_large_cluster_report_bundles_in_time_and_sooner_where_requests_wait_for_them() -> None:
+    for size, awaited, times in ((2, (), 20), (20 * SMALL_CLUSTER, (), 1), (20 * SMALL_CLUSTER, ("CPU_group_x",), 6)):
+        mine = LocalResources(0, to_units({"CPU": 4}))
+        views = NodeViewReporter(mine, size)
+        views.note_contention(awaited)
+        views.next_view(0.0)
+        found = 0
+        for step in range(1, 21):
+            mine.bundles.available["CPU_group_x"] = step % 2
+            mine.bundles._unreported.add("CPU_group_x")
+            found += views.next_view(step * 5e-3) is not None
+        assert found == times, f"{size} nodes"
+
+
 def test_node_views_before_the_cluster_is_up_are_merged() -> None:
     first = NodeView(3, 1, {"CPU": 4, "GPU": 1}, {"a": 1}, {"CPU": 0})
     both = merged_views(first, NodeView(3, 2, {"CPU": 2}, {"b": 2}, {"CPU": 1}))

@@ -6,11 +6,12 @@ import pytest
 from invariants_kit import GCS_EVENTS, check_after
 
 from hpcray.common.config import Config
-from hpcray.common.ids import HEAD, make_proc, raylet_of
-from hpcray.common.resources import to_units
+from hpcray.common.ids import HEAD, make_proc, node_of, raylet_of
+from hpcray.common.resources import GROUP as IN_GROUP
+from hpcray.common.resources import names_in, to_units
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.gcs.placement_group_manager import ANSWER_TIMEOUT
+from hpcray.core.gcs.placement_group_manager import ANSWER_TIMEOUT, LARGE_CLUSTER
 from hpcray.protocol import messages as m
 
 DRIVER = make_proc(0, 5)
@@ -245,3 +246,33 @@ def test_the_scheduling_state_of_a_group_is_that_of_its_last_attempt() -> None:
         create(head, *cpus, group=ident)
         group = head.groups.find(ident)
         assert group is not None and head.groups.scheduling_state(group) == state
+
+
+def test_raylets_of_a_large_cluster_learn_where_a_group_is_and_what_was_placed_since() -> None:
+    others = [DRIVER + number.to_bytes(5, "big") for number in (8, 9)]
+    for nodes in (LARGE_CLUSTER, LARGE_CLUSTER + 1):
+        head = head_of(*[4.0] * nodes)
+
+        def place(group: bytes, head: Gcs = head) -> int:
+            ((dest, msg),) = sent(create(head, 1, group=group, strategy="PACK"), m.PrepareBundles)
+            head.handle(0.1, dest, m.BundlesPrepared(group, msg.attempt, True))
+            return node_of(dest)
+
+        def request(group: bytes, count: int = 1, head: Gcs = head) -> list[m.Message]:
+            shape = m.Shape(tuple(names_in(group.hex(), -1, to_units({"CPU": 1})).items()), IN_GROUP)
+            out = head.handle(0.2, raylet_of(3), m.UnmetLeaseRequest(make_proc(3, 9), 0, shape, count))
+            assert all(dest == raylet_of(3) for dest, _ in sent(out, m.PlacementGroupNodes))
+            return [msg for _, msg in sent(out, m.PlacementGroupNodes)]
+
+        first = place(GROUP)
+        assert request(others[0]) == [], "it has no nodes yet"
+        second = place(others[0])
+        if nodes == LARGE_CLUSTER:
+            assert request(GROUP) == [], "the head serves all of them"
+            continue
+        assert request(GROUP) == [m.PlacementGroupNodes([(GROUP, [first]), (others[0], [second])])]
+        assert request(GROUP, 0) == []
+        third = place(others[1])
+        assert request(GROUP) == [m.PlacementGroupNodes([(GROUP, [first]), (others[1], [third])])]
+        head.handle(0.3, DRIVER, m.RemoveGroup(GROUP))
+        assert request(GROUP) == []

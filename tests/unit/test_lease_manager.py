@@ -106,6 +106,22 @@ class TestDemand:
         assert client.scheduling_class.granted_local == 0
         assert client.demands() == [1]
 
+    def test_tasks_queued_since_are_reported_when_the_lease_that_was_coming_has_taken_others(self):
+        """The raylet believes that one is on its way; the count alone would not say that it has arrived."""
+        client = Client()
+        client.submit(4)
+        client.demands()
+        client.grant(ELSEWHERE)
+        client.submit()
+        client.grant(make_proc(4, 20))
+        client.sent.clear()
+        client.submit()
+        (request,) = [msg for _, msg in client.sent]
+        assert (request.total, request.received) == (4, 2)
+        assert client.demands() == [4]
+        client.submit()
+        assert client.demands() == []
+
     def test_a_lease_near_the_arguments_that_others_need_while_tasks_are_queued_repeats_the_demand(self):
         """The raylet may think that a lease of the near node is on its way, and it is this one."""
         near = m.Shape(CPU.resources, "near:3")

@@ -465,3 +465,11 @@ def test_a_full_queue_is_served_here_as_soon_as_there_is_room() -> None:
     for lease in (first, second):
         node.handle(driver, m.ReturnLease(lease.lease))
         assert len(node.take(m.LeaseGranted)) == 1
+
+
+def test_the_head_learns_that_leases_of_other_nodes_have_arrived_though_as_many_are_lacking() -> None:
+    node = Node(0)
+    driver = node.driver()
+    for received in (0, 0, 2, 2):
+        node.handle(driver, m.RequestLeases(0, CPU1, 3, received))
+    assert [(one.count, one.received) for one in node.take(m.UnmetLeaseRequest)] == [(3, 0), (3, 2)]

@@ -135,6 +135,9 @@ class LeaseManager:
         scheduling_class = self.by_index[msg.scheduling_class]
         if node_of(msg.worker) == self._my_node:
             scheduling_class.granted_local += 1
+        else:
+            scheduling_class.granted_elsewhere += 1
+            scheduling_class.unreported += 1
         worker = LeasedWorker(msg.worker, msg.lease, scheduling_class, now)
         worker.contended = msg.contended
         self.workers[msg.worker] = worker
@@ -497,16 +500,21 @@ class LeaseManager:
         have = (
             scheduling_class.sent_total - scheduling_class.granted_local
         )  # the raylet believes that these are missing
-        if want == have or not (force or have <= 0 or want == 0 or want >= 2 * have or 2 * want <= have):
+        if scheduling_class.unreported and want:
+            # As many fewer are coming than our raylet believes: nothing may be on its way for what was queued since.
+            if not (force or want >= 2 * (have - scheduling_class.unreported) or 2 * want <= have):
+                return False
+        elif want == have or not (force or have <= 0 or want == 0 or want >= 2 * have or 2 * want <= have):
             return False
         scheduling_class.sent_total = scheduling_class.granted_local + want
         self._request(scheduling_class)
         return True
 
     def _request(self, scheduling_class: SchedulingClass) -> None:
-        self._send(
-            self._raylet, RequestLeases(scheduling_class.index, scheduling_class.shape, scheduling_class.sent_total)
-        )
+        scheduling_class.unreported = 0
+        received = scheduling_class.granted_elsewhere
+        request = RequestLeases(scheduling_class.index, scheduling_class.shape, scheduling_class.sent_total, received)
+        self._send(self._raylet, request)
 
     def _forget(self, worker: LeasedWorker) -> None:
         worker.scheduling_class.remove_worker(worker)

@@ -183,12 +183,13 @@ class SchedulingClass:
     queue: tasks, packed ones (`PackedTasks`) by the ids of their returns.
     idle: workers with nothing to do, the one used last at the end. rotation: all, tried in turn; turn: the position of
     the one tried last. prefetch_node: for some queued tasks the node to which their arguments are being fetched.
-    passed: times that other tasks were taken instead of the first one.
+    passed: times that other tasks were taken instead of the first one. granted_local, granted_elsewhere: leases ever
+    received from our own raylet, and from others; unreported: of the latter, those that our raylet does not know of.
     """
 
     __slots__ = (
-        "granted_local", "idle", "index", "passed", "prefetch_node", "queue", "rotation", "sent_total", "shape",
-        "turn",
+        "granted_elsewhere", "granted_local", "idle", "index", "passed", "prefetch_node", "queue", "rotation",
+        "sent_total", "shape", "turn", "unreported",
     )  # fmt: skip
 
     def __init__(self, index: int, shape: Shape) -> None:
@@ -199,7 +200,7 @@ class SchedulingClass:
         self.turn = -1
         self.prefetch_node: dict[bytes, int] = {}
         self.passed = 0
-        self.granted_local = 0
+        self.granted_local = self.granted_elsewhere = self.unreported = 0
         self.sent_total = 0
 
     def add_worker(self, worker: LeasedWorker) -> None:

@@ -2,8 +2,8 @@
 
 `UnmetDemand` is what one process lacks for one scheduling class, as its raylet last reported. `InFlightGrant` is a
 GrantLeases whose effect that report does not show yet. It is over when the node refuses it, when the reported count
-goes down, or when it has had time to arrive; so no lost or crossing message can hide demand for good, and surplus is at
-most what was in flight once.
+goes down or the holder has received a lease, or when it has had time to arrive; so no lost or crossing message can hide
+demand for good, and surplus is at most what was in flight once.
 """
 
 from __future__ import annotations
@@ -258,6 +258,7 @@ class UnmetDemand:
         near: the node that has the arguments; `anywhere`: the shape without that wish.
         patient: other nodes may serve it: it is near none, or has waited so long, or its node cannot serve it.
         coming: how many leases are in flight.
+        received: leases of other nodes that the holder has ever had.
         refused_by: the node that has refused it at once though it could have queued there (-1: none): it is not bound
             to that node again before the next tick.
     """
@@ -276,6 +277,7 @@ class UnmetDemand:
     near: int | None = None
     patient: bool = True
     coming: int = 0
+    received: int = 0
     refused_by: int = -1
     anywhere: m.Shape = field(init=False)
     in_flight: list[InFlightGrant] = field(default_factory=list)
@@ -356,11 +358,14 @@ class ClusterScheduler:
                 began=now - msg.waited,
                 since=now,
                 starving_since=now - msg.unserved_for,
+                received=msg.received,
             )
             if demand.near is not None:
                 self._note_impatient(demand)
-        if msg.count < demand.count:
-            demand.arrived(demand.count - msg.count)
+        arrived = max(demand.count - msg.count, msg.received - demand.received)
+        if arrived > 0:
+            demand.arrived(arrived)
+            demand.received = max(msg.received, demand.received)
             demand.starving_since = now
             demand.queued_there_since = now
         demand.count, demand.shared = msg.count, msg.shared

@@ -7,6 +7,7 @@ from typing import Any
 
 from hpcray.common.config import Config
 from hpcray.common.ids import RUN_MASK, node_of, raylet_of
+from hpcray.common.resources import GROUP
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.actor_manager import ActorManager
@@ -78,7 +79,7 @@ class Gcs:
             m.ActorOutOfScope: lambda now, src, msg: self.actors.actor_out_of_scope(now, msg),
             m.StartActorRefused: lambda now, src, msg: self.actors.start_refused(now, node_of(src), msg),
             m.GcsCall: lambda now, src, msg: [Send(src, self.queries.reply_once(src, msg, now))],
-            m.UnmetLeaseRequest: lambda now, src, msg: self.scheduler.unmet_lease_request(now, msg),
+            m.UnmetLeaseRequest: self._unmet_lease_request,
             m.GrantLeasesRefused: lambda now, src, msg: self.scheduler.grant_refused(now, node_of(src), msg),
             m.NodeView: self._node_view,
             m.SetJob: self._set_job,
@@ -221,6 +222,12 @@ class Gcs:
         out = self.scheduler.node_grew(now, msg.node)
         self.actors.place_waiting(now, out)
         self.groups.place_waiting(now, out)
+        return out
+
+    def _unmet_lease_request(self, now: float, src: bytes, msg: m.UnmetLeaseRequest) -> list[Effect]:
+        out = self.scheduler.unmet_lease_request(now, msg)
+        if msg.count and msg.shape.strategy.startswith(GROUP):
+            self.groups.tell_nodes(node_of(src), msg.shape, out)
         return out
 
     def _bundles_prepared(self, now: float, src: bytes, msg: m.BundlesPrepared) -> list[Effect]:

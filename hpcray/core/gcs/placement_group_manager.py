@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hpcray.common.ids import node_of, owner_of, raylet_of
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, show_strategy
-from hpcray.common.resources import REPORT_AFTER, Resources, add, group_of, show
+from hpcray.common.resources import ANY, LATE_BOUND_NODES, REPORT_AFTER, Resources, add, bundle_of, group_of, show
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.bin_packing import group_demands
@@ -46,6 +46,8 @@ FIRST_RESERVATION, LONGEST_RESERVATION = 8.0, 64.0
 as long: what is waited for may itself depend on them."""
 RETRY_PAUSE = 0.05
 """Seconds between two retries in a large cluster, however many nodes report more room."""
+GROUPS_TOLD = 1000
+"""Groups whose nodes are sent to a raylet at once, the last ones placed."""
 LARGE_CLUSTER = 64
 """Nodes from which on a cluster is a large one."""
 
@@ -109,6 +111,10 @@ class GcsPlacementGroup:
                 used[node] = used.get(node, 0) + 1
         return used
 
+    def may_be_late_bound(self) -> bool:
+        """Return True if requests for any of its bundles may queue at all of its nodes."""
+        return len(set(self.nodes)) <= LATE_BOUND_NODES
+
     def describe_request(self) -> str:
         """The group and its request as text for users."""
         return f"{self.title()} asks for {self.request()}"
@@ -148,6 +154,9 @@ class PlacementGroupManager:
         self._names: dict[tuple[str, str], bytes] = {}
         self._owned: dict[bytes, set[bytes]] = {}
         self._early_watchers: dict[bytes, set[bytes]] = {}
+        self._placements = 0
+        self._placed: OrderedDict[int, bytes] = OrderedDict()  # the last ones
+        self._told: dict[int, int] = {}  # by node: number of the last placement that its raylet knows
         self._removed: deque[bytes] = deque()
         self._removed_ids: OrderedDict[str, None] = OrderedDict()
         self._dead_processes: OrderedDict[bytes, None] = OrderedDict()
@@ -207,6 +216,25 @@ class PlacementGroupManager:
         return out
 
     # ------------------------------------------------------------ messages of raylets
+
+    def tell_nodes(self, node: int, shape: m.Shape, out: list[Effect]) -> None:
+        """A node's raylet requests leases in a group. In a large cluster it is sent the nodes of that group, and of
+        all that were placed since the last time: further requests it may send there itself."""
+        if len(self._resources.nodes) <= LARGE_CLUSTER or (bundle := bundle_of(shape.resources)) is None:
+            return
+        group = self._groups.get(bytes.fromhex(bundle[0]))
+        if group is None or group.state != CREATED or (bundle[1] == ANY and not group.may_be_late_bound()):
+            return
+        told = self._told.get(node, 0)
+        self._told[node] = self._placements
+        found = {group.spec.group: group.nodes}
+        for number, ident in reversed(self._placed.items()):
+            if number <= told or len(found) == GROUPS_TOLD:
+                break
+            other = self._groups.get(ident)
+            if other is not None and other.state == CREATED and other.may_be_late_bound():
+                found[ident] = other.nodes
+        out.append(Send(raylet_of(node), m.PlacementGroupNodes([(ident, list(at)) for ident, at in found.items()])))
 
     def bundles_prepared(self, now: float, node: int, msg: m.BundlesPrepared) -> tuple[list[Effect], list[int]]:
         """A node's answer to an attempt. Returns the effects, and the nodes that have new bundles."""
@@ -485,8 +513,15 @@ class PlacementGroupManager:
             return nodes
         self._waiting.pop(group.spec.group, None)
         group.reported = False
+        self._note_placed(group)
         self._set_state(group, CREATED, "", out)
         return nodes
+
+    def _note_placed(self, group: GcsPlacementGroup) -> None:
+        self._placements += 1
+        self._placed[self._placements] = group.spec.group
+        if len(self._placed) > GROUPS_TOLD:
+            self._placed.popitem(last=False)
 
     def _end(self, now: float, group: GcsPlacementGroup, reason: str, out: list[Effect]) -> None:
         self._undo(group, set(), out)

@@ -8,8 +8,8 @@ from hpcray.core.raylet.lease_queue import LeaseQueue
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable
 from hpcray.core.raylet.lease_table import LeaseReclaimer
 from hpcray.core.raylet.local_resources import ResourceAllocation
-from hpcray.core.raylet.locality_requests import LocalityRequests
 from hpcray.core.raylet.node_views import NodeViewReporter
+from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.protocol import messages as m
 
 
@@ -25,13 +25,13 @@ class HeadReporter:
         queue: LeaseQueue,
         requests: LeaseRequestTable,
         reclaimer: LeaseReclaimer,
-        near: LocalityRequests,
+        peers: PeerRequests,
     ) -> None:
         self._views = views
         self._queue = queue
         self._requests = requests
         self._reclaimer = reclaimer
-        self._near = near
+        self._peers = peers
         self._view_forced = False
         self._changed: dict[int, LeaseRequest] = {}
         self._refusals: list[Effect] = []
@@ -58,11 +58,11 @@ class HeadReporter:
         self._reclaimer.mark_due()
 
     def refuse_leases(self, to: bytes, holder: bytes, scheduling_class: int, count: int) -> None:
-        """Refuse a part of a GrantLeases (to: HEAD) or of a raylet's LocalityLeaseRequest; nothing if `count` is 0."""
+        """Refuse a part of a GrantLeases (to: HEAD) or of a raylet's PeerLeaseRequest; nothing if `count` is 0."""
         if count > 0 and to == HEAD:
             self._refusals.append(Send(HEAD, m.GrantLeasesRefused(holder, scheduling_class, count)))
         elif count > 0:
-            self._near_refusals.append(Send(to, m.LocalityLeasesRefused(holder, scheduling_class, count)))
+            self._near_refusals.append(Send(to, m.PeerLeasesRefused(holder, scheduling_class, count)))
 
     def refuse_actor(self, actor: bytes, reason: str) -> None:
         """Refuse a StartActor. reason: for its owner; "" if there is merely no room."""
@@ -83,10 +83,11 @@ class HeadReporter:
         count, request.assigned = request.assigned, 0
         if not count:
             return
+        if request.assigned_by == withdrawn_by != HEAD:
+            self.request_changed(now, request)
+            return  # it was served elsewhere: a later one begins to wait anew
         request.returned_at = now
         self.request_changed(now, request)
-        if request.assigned_by == withdrawn_by != HEAD:
-            return
         if request.prepare is not None:
             self.refuse_bundles(request.prepare)
         elif request.actor_spec is None:
@@ -110,15 +111,17 @@ class HeadReporter:
         if view is not None:
             out.append(Send(HEAD, view))
         self._view_forced = False
-        for request in self._near.overdue(now, out):
-            self._changed[id(request)] = request
-        for request in self._changed.values():
-            if request.local and self._near.update(now, request, out):
-                continue
-            unmet = self._requests.unmet(now, request)
-            if unmet is not None:
-                out.append(Send(HEAD, unmet))
-        self._changed.clear()
-        out += self._refusals
-        out += self._near_refusals
-        self._refusals, self._near_refusals = [], []
+        if now >= self._peers.due_at:
+            for request in self._peers.overdue(now, out):
+                self._changed[id(request)] = request
+        if self._changed:
+            for request in self._changed.values():
+                if request.local and not self._peers.update(now, request, out):
+                    unmet = self._requests.unmet(now, request)
+                    if unmet is not None:
+                        out.append(Send(HEAD, unmet))
+            self._changed.clear()
+        if self._refusals or self._near_refusals:
+            out += self._refusals
+            out += self._near_refusals
+            self._refusals, self._near_refusals = [], []

@@ -36,6 +36,7 @@ class _Bucket:
     key: QueueKey
     resources: Resources
     env: WorkerEnv
+    in_bundle: bool
     requests: OrderedDict[int, LeaseRequest] = field(default_factory=OrderedDict)
 
     def first(self) -> LeaseRequest:
@@ -85,7 +86,8 @@ class LeaseQueue:
             if queued:
                 return False
             if bucket is None:
-                bucket = _Bucket(request.queue_key, request.resources, request.shape.env)
+                in_bundle = request.bundle is not None
+                bucket = _Bucket(request.queue_key, request.resources, request.shape.env, in_bundle)
                 self._buckets[request.queue_key] = bucket
             if now - request.returned_at > RETURN_GRACE:
                 request.waiting_since = now
@@ -105,9 +107,12 @@ class LeaseQueue:
     def short_resources(self) -> set[str]:
         """Names of the resources that waiting requests are short of."""
         found: set[str] = set()
+        outside, inside = self._resources.pool.available, self._resources.bundles.available
         for bucket in self._buckets.values():
-            free = self._free_for(bucket.first())
-            found.update(name for name, units in bucket.resources.items() if free.get(name, 0) < units)
+            free = inside if bucket.in_bundle else outside
+            for name, units in bucket.resources.items():
+                if free.get(name, 0) < units:
+                    found.add(name)
         return found
 
     def fits(self, resources: Resources, request: LeaseRequest | None = None) -> bool:
@@ -123,8 +128,9 @@ class LeaseQueue:
             if not self._resources.bundles.fits(request):
                 return False
         if reserved is None or reserved is request:
-            if not all(available.get(name, 0) >= units for name, units in resources.items()):
-                return False
+            for name, units in resources.items():
+                if available.get(name, 0) < units:
+                    return False
             return not pool.devices or pool.devices_fit(resources)
         kept = reserved.resources
         if not all(available.get(name, 0) >= units + kept.get(name, 0) for name, units in resources.items()):
@@ -161,6 +167,11 @@ class LeaseQueue:
         """True if no request is served any more."""
         return self._closed
 
+    @property
+    def is_due(self) -> bool:
+        """False if `serve` would look at no request."""
+        return not self._closed and (self._recheck_all or bool(self._recheck_keys))
+
     def serve(self, now: float, has_worker: Callable[[WorkerEnv], bool]) -> Iterator[LeaseRequest]:
         """Yield requests in the order of their turns while one fits; the caller grants one lease of each.
 
@@ -169,7 +180,7 @@ class LeaseQueue:
         Args:
             has_worker: whether a worker with this environment can be had.
         """
-        if self._closed or not (self._recheck_all or self._recheck_keys):
+        if not self.is_due:
             return
         if self._recheck_all:
             for request in self._cap.released(now):
@@ -188,11 +199,17 @@ class LeaseQueue:
         self, now: float, buckets: list[_Bucket], has_worker: Callable[[WorkerEnv], bool]
     ) -> Iterator[LeaseRequest]:
         while True:
-            buckets = [bucket for bucket in buckets if bucket.requests and self._is_servable(bucket, has_worker)]
-            if not buckets:
+            found, servable = None, []
+            for one in buckets:
+                if one.requests:
+                    first = self._next(one)
+                    if self.fits(one.resources, first) and has_worker(one.env):
+                        servable.append(one)
+                        if found is None or first.turn < found[0].turn:
+                            found = first, one
+            if found is None:
                 return
-            bucket = min(buckets, key=lambda bucket: self._next(bucket).turn)
-            request = self._next(bucket)
+            (request, bucket), buckets = found, servable
             if request.live >= request.capacity and not self._cap.is_due(now, request):
                 self._remove(bucket, request)
                 self._cap.hold(request)
@@ -260,18 +277,12 @@ class LeaseQueue:
             "the reservation is of no request"
         )
 
-    def _free_for(self, request: LeaseRequest) -> Resources:
-        return self._resources.pool.available if request.bundle is None else self._resources.bundles.available
-
     def _next(self, bucket: _Bucket) -> LeaseRequest:
         """The request of a bucket that is served next: the first, or the one that has the reservation."""
         reserved = self.reserved
         if reserved is not None and reserved.queue_key == bucket.key:
             return reserved
-        return bucket.first()
-
-    def _is_servable(self, bucket: _Bucket, has_worker: Callable[[WorkerEnv], bool]) -> bool:
-        return self.fits(bucket.resources, self._next(bucket)) and has_worker(bucket.env)
+        return next(iter(bucket.requests.values()))
 
     def _is_used(self, request: LeaseRequest) -> bool:
         return self._resources.pool.utilisation(request.resources) >= self._threshold

@@ -38,18 +38,23 @@ class LeaseRequest:
         local: the holder is a process of this node and sends its requests to this raylet.
         decided_here: this raylet may serve it without the GCS; otherwise only the part `assigned` by the GCS.
         actor_spec: the actor to start; None for leases and bundles.
-        total, granted: cumulative counts of leases (see `RequestLeases`).
+        total, granted, received: cumulative counts of leases (see `RequestLeases`).
         starting: allocations that still wait for their worker.
         assigned: how many the GCS, or the raylet of the holder, has let this node serve when it can.
         assigned_by: the raylet that was last to do so, HEAD for the GCS: what is refused goes back there.
-        near_since: when leases near the arguments began to be lacking, where the near node was asked for them.
-            near_served_at: when their number last went down. near_at_gcs: the GCS has taken them over.
+        spills: any node may serve it, as far as this one knows: the raylet may select nodes (`PeerRequests`).
+        peers_since: when it began to lack leases that other nodes were asked for. peers_served_at: when the last one
+            came. at_gcs: the GCS has taken it over.
+        asked: how many leases raylets were ever asked for, but for those they refused: if as many were received,
+            nothing is on its way. `UNLIMITED`, give or take later ones, once the GCS was asked: then what is
+            received may have been granted for it.
         return_at: time at which the unserved part of `assigned` goes back.
         waiting_since: when it was last served, or began to wait.
         returned_at: when it was last sent back to the GCS unserved; if it comes back soon it keeps `waiting_since`.
         turn: position in the round-robin order; 0 until it has one.
         reservation: seconds that its next reservation lasts.
-        reported_count: the count that the GCS knows. reported_shared: whether it chooses the node, as far as it knows.
+        reported_count, reported_received: the counts that the GCS knows. reported_shared: whether it chooses the node,
+            as far as it knows.
         may_share: this node's part of the work of a cluster is limited.
         shared: the GCS chooses the node; `decided_here` is False meanwhile.
         was_shared: it has chosen once, and the rest is decided here.
@@ -75,18 +80,22 @@ class LeaseRequest:
     restarts: int = 0
     total: int = 0
     granted: int = 0
+    received: int = 0
     starting: int = 0
     assigned: int = 0
     assigned_by: bytes = HEAD
-    near_since: float = -1.0
-    near_served_at: float = -1.0
-    near_at_gcs: bool = False
+    spills: bool = False
+    peers_since: float = -1.0
+    peers_served_at: float = -1.0
+    at_gcs: bool = False
+    asked: int = 0
     return_at: float = 0.0
     waiting_since: float = 0.0
     returned_at: float = float("-inf")
     turn: int = 0
     reservation: float = FIRST_RESERVATION
     reported_count: int = 0
+    reported_received: int = 0
     reported_shared: bool = False
     may_share: bool = False
     shared: bool = False
@@ -207,6 +216,7 @@ class LeaseRequestTable:
             decided_here = self._is_decided_here(request.shape)
             request.decided_here = decided_here and not request.shared
             request.may_share = shares and decided_here and not request.shape.strategy
+            request.spills = self._spills(request.shape)
         return local
 
     def of_local_process(self, holder: bytes, scheduling_class: int, shape: Shape) -> LeaseRequest:
@@ -219,6 +229,7 @@ class LeaseRequestTable:
             )
             request.capacity = self._capacity(request.resources)
             request.may_share = self._shares and request.decided_here and not shape.strategy
+            request.spills = self._spills(shape)
             requests[scheduling_class] = self._index_by_group(request)
         return request
 
@@ -272,21 +283,33 @@ class LeaseRequestTable:
             return None
         count = round_count(request.unserved())
         if not count:
-            request.was_shared = request.near_at_gcs = False
-        if count == request.reported_count and request.shared == request.reported_shared:
+            request.was_shared = request.at_gcs = False
+        news = count and request.received != request.reported_received
+        if count == request.reported_count and request.shared == request.reported_shared and not news:
             return None
         waited = unserved_for = 0.0
-        if request.near_at_gcs and not request.reported_count:
-            waited, unserved_for = now - request.near_since, now - request.near_served_at
+        if request.at_gcs and not request.reported_count:
+            waited, unserved_for = now - request.peers_since, now - request.peers_served_at
+        if count:
+            request.asked = UNLIMITED
         request.reported_count, request.reported_shared = count, request.shared
+        request.reported_received = request.received
         return UnmetLeaseRequest(
-            request.holder, request.scheduling_class, request.shape, count, request.shared, waited, unserved_for
-        )
+            request.holder, request.scheduling_class, request.shape, count, request.shared, waited, unserved_for,
+            request.received,
+        )  # fmt: skip
 
-    def reset_reported(self) -> list[LeaseRequest]:
-        """A new head knows no request: returns all of this node's."""
+    def reset_reported(self, now: float) -> list[LeaseRequest]:
+        """A new head knows no request: returns all of this node's.
+
+        What was reported may still reach it, as it gets what was on its way to the old one. So it is the new head's
+        too: where other nodes served it, nothing would withdraw it.
+        """
         local = [request for requests in self._by_holder.values() for request in requests.values() if request.local]
         for request in local:
+            if request.reported_count and not request.at_gcs:
+                request.at_gcs = True
+                request.peers_since = request.peers_served_at = now
             request.reported_count = 0
         return local
 
@@ -321,6 +344,9 @@ class LeaseRequestTable:
         if request.bundle is not None:
             self._by_group.setdefault(request.bundle[0], []).append(request)
         return request
+
+    def _spills(self, shape: Shape) -> bool:
+        return not self._leaving and shape.strategy in ("", "SPREAD") and self._is_feasible(dict(shape.resources))
 
     def _is_decided_here(self, shape: Shape) -> bool:
         if self._leaving or not self._is_feasible(dict(shape.resources)):

@@ -296,6 +296,7 @@ class LeaseReclaimer:
         self._considered = shortages, self._leases.may_idle_grants
         for holder in list(self._leases.may_idle):
             leases = self._leases.by_holder.get(holder, {})
-            if any(is_contended(lease, shortages) for lease in leases.values()):
+            by_class = {lease.scheduling_class: lease for lease in leases.values()}  # leases of a class hold the same
+            if any(is_contended(lease, shortages) for lease in by_class.values()):
                 del self._leases.may_idle[holder]
                 out.append(Send(holder, ReclaimIdle(False)))

@@ -15,8 +15,8 @@ from typing import Any
 from msgspec import structs
 
 from hpcray.common.config import Config
-from hpcray.common.ids import HEAD, node_of, number_of, owner_of
-from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, bound_to
+from hpcray.common.ids import HEAD, node_of, number_of, owner_of, raylet_of
+from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, bound_to, near_node
 from hpcray.common.resources import (
     REPORT_AFTER,
     UNIT,
@@ -37,19 +37,21 @@ from hpcray.core.raylet.lease_queue import LeaseQueue, Shortages
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, is_bundles_env
 from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
 from hpcray.core.raylet.local_resources import GPU, LocalResources, ResourceAllocation
-from hpcray.core.raylet.locality_requests import LocalityRequests
 from hpcray.core.raylet.node_views import SMALL_CLUSTER, NodeViewReporter
+from hpcray.core.raylet.peer_requests import GROUP_WAIT, PeerRequests
 from hpcray.core.raylet.worker_cap import WorkerCap
 from hpcray.core.raylet.worker_pool import STARTING, WorkerPool, WorkerProcess
 from hpcray.protocol import messages as m
 
 ASSIGNED_TIMEOUT = 2.0
 """Seconds after which a request bound to this node goes back to the GCS unserved: another node may serve it now."""
+GROUP_TIMEOUT = 4 * GROUP_WAIT
+"""Seconds after which a request in a placement group goes back to its raylet, which withdraws it before."""
 
 HANDLES: tuple[type, ...] = (
     m.RequestLeases, m.ReturnLease, m.Blocked, m.Unblocked, m.GrantLeases, m.StartActor, m.KillActor, m.ActorLeaving,
     m.SetJob, m.ExitRefused, m.ModulesImported, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles,
-    m.ReturnBundles, m.ResourceContention, m.LocalityLeaseRequest, m.LocalityLeasesRefused,
+    m.ReturnBundles, m.ResourceContention, m.PeerLeaseRequest, m.PeerLeasesRefused, m.PlacementGroupNodes,
 )  # fmt: skip
 """Message types for `LocalLeaseManager.handle`. In the head's raylet, KillActor and SetJob are for the raylet core when
 their source is the head, else for the GCS core."""
@@ -100,8 +102,10 @@ class LocalLeaseManager:
         self._shortages = Shortages(self._queue)
         self._leases = LeaseTable(self.resources, self.pool, self._shortages)
         self._reclaimer = LeaseReclaimer(self._queue, self._leases, self._shortages)
-        self._near = LocalityRequests(node, config.locality_wait, cluster_size > SMALL_CLUSTER)
-        self._reporter = HeadReporter(self._views, self._queue, self._requests, self._reclaimer, self._near)
+        self._peers = PeerRequests(
+            node, config.locality_wait, cluster_size, cluster_size > SMALL_CLUSTER, not total.get(GPU)
+        )
+        self._reporter = HeadReporter(self._views, self._queue, self._requests, self._reclaimer, self._peers)
         self._bundles = BundleManager(self.resources, self._queue, self._requests, self._leases, self._reporter)
         self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)
         self._procs: dict[bytes, str] = {}
@@ -123,8 +127,9 @@ class LocalLeaseManager:
             m.CommitBundles: self._bundles.commit_bundles,
             m.ReturnBundles: self._bundles.return_bundles,
             m.ResourceContention: self._resource_contention,
-            m.LocalityLeaseRequest: self._locality_lease_request,
-            m.LocalityLeasesRefused: self._locality_leases_refused,
+            m.PeerLeaseRequest: self._peer_lease_request,
+            m.PeerLeasesRefused: self._peer_leases_refused,
+            m.PlacementGroupNodes: self._placement_group_nodes,
             m.ProcDied: lambda now, src, msg: self._holder_died(now, msg.proc),
             m.Undeliverable: lambda now, src, msg: self._holder_died(now, msg.proc),
         }
@@ -166,7 +171,7 @@ class LocalLeaseManager:
                 self._worker_start_failed(now, worker, reason)
             else:
                 self._leases.worker_died(worker, reason, out)
-        out += self._near.holder_died(proc, reason)
+        out += self._peers.holder_died(proc, reason)
         out += self._holder_died(now, proc)
         return self._finish(now, out)
 
@@ -181,7 +186,7 @@ class LocalLeaseManager:
     def node_died(self, now: float, node: int) -> list[Effect]:
         """All processes of that node are dead."""
         out: list[Effect] = []
-        for request in self._near.node_died(node):
+        for request in self._peers.node_died(node, out):
             self._reporter.request_changed(now, request)
         for holder in {*self._requests.holders(), *self._leases.by_holder}:
             if node_of(holder) == node:
@@ -200,7 +205,7 @@ class LocalLeaseManager:
                 self._requests.actors.pop(request.actor_spec.actor, None)
             request.assigned = 0
             self._reporter.request_changed(now, request)
-        for request in self._requests.reset_reported():
+        for request in self._requests.reset_reported(now):
             self._reporter.request_changed(now, request)
         self._reporter.force_view()
         self._shortages.elsewhere = m.ResourceContention()
@@ -210,7 +215,7 @@ class LocalLeaseManager:
     def cluster_grew(self, now: float, cluster_size: int) -> list[Effect]:
         """The job has so many nodes now: the GCS may serve what this node decided alone."""
         self._views.set_report_interval(cluster_size)
-        self._near.enabled = cluster_size > SMALL_CLUSTER
+        self._peers.cluster_grew(cluster_size, cluster_size > SMALL_CLUSTER)
         for request in self._requests.cluster_grew(cluster_size <= SMALL_CLUSTER):
             self._reporter.request_changed(now, request)
         self._reporter.force_view()
@@ -289,7 +294,7 @@ class LocalLeaseManager:
         self._queue.check_invariants()
         self._leases.check_invariants()
         self.resources.check_invariants(self._leases.all_allocations())
-        self._near.check_invariants(request for request in self._requests if request.local)
+        self._peers.check_invariants(request for request in self._requests if request.local)
         queued = {id(request) for request in self._queue}
         for request in [*self._requests, *self._requests.bundles.values()]:
             request.check_invariants()
@@ -308,8 +313,8 @@ class LocalLeaseManager:
     def _request_leases(self, now: float, src: bytes, msg: m.RequestLeases) -> list[Effect]:
         request = self._requests.of_local_process(src, msg.scheduling_class, msg.shape)
         if msg.total == request.total:
-            self._near.nothing_coming(request)
-        request.total = msg.total
+            self._peers.nothing_coming(request)
+        request.total, request.received = msg.total, max(msg.received, request.received)
         excess = request.starting - max(0, request.total - request.granted)
         if excess > 0:
             self._leases.cancel_newest(request, excess)
@@ -346,21 +351,36 @@ class LocalLeaseManager:
         self._reporter.note_grant(msg, promised=bool(msg.count) and not may_queue)
         return self._serve_elsewhere(now, HEAD, msg, may_queue)
 
-    def _locality_lease_request(self, now: float, src: bytes, msg: m.LocalityLeaseRequest) -> list[Effect]:
-        """The raylet of a process of another node requests leases near the arguments of its tasks."""
-        pool, resources = self.resources.pool, dict(msg.shape.resources)
-        pool.add_implicit(resources)
-        if msg.count and not pool.is_reachable(resources):
+    def _peer_lease_request(self, now: float, src: bytes, msg: m.PeerLeaseRequest) -> list[Effect]:
+        """The raylet of a process of another node requests leases that this node may serve."""
+        shape = msg.shape
+        if msg.count and not self._may_serve_peer(msg):
             self._reporter.refuse_leases(src, msg.holder, msg.scheduling_class, msg.count)
             return []
-        shape = m.Shape(msg.shape.resources, f"node:{self.node}", msg.shape.env)
-        grant = m.GrantLeases(msg.holder, msg.scheduling_class, shape, msg.count)
-        return self._serve_elsewhere(now, src, grant, True)
+        if near_node(shape.strategy) is not None:
+            shape = m.Shape(shape.resources, f"node:{self.node}", shape.env)
+        grant = m.GrantLeases(msg.holder, msg.scheduling_class, shape, msg.count, msg.absolute)
+        return self._serve_elsewhere(now, src, grant, msg.wait)
 
-    def _locality_leases_refused(self, now: float, src: bytes, msg: m.LocalityLeasesRefused) -> list[Effect]:
-        request = self._near.refused(node_of(src), msg.holder, msg.scheduling_class)
+    def _may_serve_peer(self, msg: m.PeerLeaseRequest) -> bool:
+        """Return True if this node could serve a request of another raylet: at once, unless that lets it wait."""
+        pool, resources = self.resources.pool, dict(msg.shape.resources)
+        if msg.spare_gpus and GPU not in resources and pool.total.get(GPU, 0):
+            return False
+        pool.add_implicit(resources)
+        if not pool.is_reachable(resources):
+            return False
+        return msg.wait or (bundle_of(msg.shape.resources) is None and self._queue.fits(resources))
+
+    def _peer_leases_refused(self, now: float, src: bytes, msg: m.PeerLeasesRefused) -> list[Effect]:
+        out: list[Effect] = []
+        request = self._peers.refused(node_of(src), msg.holder, msg.scheduling_class, msg.count, out)
         if request is not None:
             self._reporter.request_changed(now, request)
+        return out
+
+    def _placement_group_nodes(self, now: float, src: bytes, msg: m.PlacementGroupNodes) -> list[Effect]:
+        self._peers.note_group_nodes(msg.groups)
         return []
 
     def _serve_elsewhere(self, now: float, by: bytes, msg: m.GrantLeases, may_queue: bool) -> list[Effect]:
@@ -375,10 +395,10 @@ class LocalLeaseManager:
             return out
         request.assigned_by = by
         needed = msg.count
-        if request.local:
-            needed = max(0, min(msg.count, request.unserved() - request.assigned))
         if msg.absolute:
             request.assigned = 0
+        if request.local:
+            needed = max(0, min(msg.count, request.unserved() - request.assigned))
         left = needed
         while left and self._fits(request):
             if request.live >= request.capacity and not self._cap.is_due(now, request):
@@ -391,10 +411,12 @@ class LocalLeaseManager:
             left -= 1
         if may_queue and left:
             request.assigned += left
-            request.return_at = now + ASSIGNED_TIMEOUT
+            request.return_at = now + (GROUP_TIMEOUT if by != HEAD and request.bundle else ASSIGNED_TIMEOUT)
             left = 0
         self._reporter.request_changed(now, request)
-        self._reporter.refuse_leases(by, request.holder, request.scheduling_class, msg.count - needed + left)
+        if by != raylet_of(self.node):  # which knows what its own processes need no more
+            left += msg.count - needed
+        self._reporter.refuse_leases(by, request.holder, request.scheduling_class, left)
         return out
 
     def _resource_contention(self, now: float, src: bytes, msg: m.ResourceContention) -> list[Effect]:
@@ -512,7 +534,11 @@ class LocalLeaseManager:
 
     def _finish(self, now: float, out: list[Effect]) -> list[Effect]:
         """Grant what fits, fork, reclaim leases and report to the GCS, each at most once per event."""
-        self._serve_queue(now, out)
+        if self._queue.is_due:
+            self._serve_queue(now, out)
+        for request, slowest, wait in self._cap.take_news():
+            text = self._status.cap_text(request, wait) if slowest else ""
+            out.append(Send(request.holder, m.LeasesCapped(request.scheduling_class, text)))
         out += self.pool.fork_for_waiting(now)
         self._reclaimer.reclaim(now, out)
         self._reporter.flush(now, out)
@@ -536,9 +562,6 @@ class LocalLeaseManager:
         for request in self._queue.take_shared():
             self._reporter.force_view()
             self._reporter.request_changed(now, request)
-        for request, slowest, wait in self._cap.take_news():
-            text = self._status.cap_text(request, wait) if slowest else ""
-            out.append(Send(request.holder, m.LeasesCapped(request.scheduling_class, text)))
 
     def _end_sharing(self, now: float) -> None:
         """The GCS has had its time, or this node has room again: what is left is decided here."""

@@ -452,6 +452,10 @@ class BundleResources:
         """True if any of `available` has changed since the GCS heard of it."""
         return bool(self._unreported)
 
+    def are_unreported(self, names: frozenset[str]) -> bool:
+        """True if any of these has changed since the GCS heard of it."""
+        return not names.isdisjoint(self._unreported)
+
     def reset_reported(self) -> None:
         """A new head knows nothing of `available`."""
         self._unreported.update(self.available)

@@ -38,7 +38,7 @@ class NodeViewReporter:
         self._reported: Resources = {}
         self._reported_actors: Resources = {}
         self._reported_at = float("-inf")
-        self._report_interval = 0.0
+        self._report_interval = self._quiet_for = 0.0
         self._promised = False
         self._awaited: frozenset[str] = frozenset()
         self._store_used = 0
@@ -48,6 +48,7 @@ class NodeViewReporter:
     def set_report_interval(self, cluster_size: int) -> None:
         """Derive the least time between two views from the number of nodes that report to the same head."""
         self._report_interval = REPORT_INTERVAL_PER_NODE * cluster_size if cluster_size > SMALL_CLUSTER else 0.0
+        self._quiet_for = min(self._report_interval, DECREASE_REPORT_DELAY)
 
     def note_contention(self, lacking: Iterable[str]) -> None:
         """Requests wait in the cluster because these resources are short; none: no request waits."""
@@ -87,21 +88,20 @@ class NodeViewReporter:
         Args:
             force: report everything: the GCS may think otherwise.
         """
+        elapsed = now - self._reported_at
+        early = not force and elapsed < self._quiet_for
+        if early and not (elapsed >= self._report_interval * AWAITED_SHARE and self._has_awaited()):
+            return None
         pool, reported = self._pool, self._reported
         available, actors = pool.available, pool.held_by_actors
         bundles_changed = self._bundles.has_unreported or self._store_changed
         if not force:
-            if not bundles_changed and not self._promised and reported == available and self._reported_actors == actors:
-                return None
-            elapsed = now - self._reported_at
-            if not bundles_changed and elapsed < DECREASE_REPORT_DELAY:
-                if elapsed < self._report_interval:
-                    awaited = self._awaited
-                    if not awaited or elapsed < self._report_interval * AWAITED_SHARE:
-                        return None
-                    if not any(available.get(name, 0) > reported.get(name, 0) for name in awaited):
-                        return None
-                elif not any(units > reported.get(name, units - 1) for name, units in available.items()):
+            if not early and not bundles_changed:
+                if not self._promised and reported == available and self._reported_actors == actors:
+                    return None
+                if elapsed < DECREASE_REPORT_DELAY and not any(
+                    units > reported.get(name, units - 1) for name, units in available.items()
+                ):
                     return None
             force = self._promised
         self._promised = False
@@ -114,3 +114,11 @@ class NodeViewReporter:
         held = {n: actors.get(n, 0) for n in available if force or actors.get(n) != self._reported_actors.get(n)}
         self._reported, self._reported_actors = dict(available), dict(actors)
         return NodeView(self._node, self._version, free, self._bundles.take_unreported(), held)
+
+    def _has_awaited(self) -> bool:
+        """Return True if there is more than was reported of what requests wait for anywhere."""
+        available, reported = self._pool.available, self._reported
+        for name in self._awaited:
+            if available.get(name, 0) > reported.get(name, 0):
+                return True
+        return bool(self._awaited) and self._bundles.has_unreported and self._bundles.are_unreported(self._awaited)

@@ -63,6 +63,8 @@ class WorkerCap:
 
     def take_news(self) -> list[tuple[LeaseRequest, bool, float]]:
         """The requests that began to wait since the last call: whether for the longest time, and the seconds."""
+        if not self._news:
+            return []
         news = [(request, wait >= self._longest, wait) for request, wait in self._news]
         self._news.clear()
         return news

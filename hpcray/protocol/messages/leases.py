@@ -23,11 +23,13 @@ class Shape(Struct, array_like=True, frozen=True):
 class RequestLeases(Struct, array_like=True, tag=10):
     """p→own r. `total` is cumulative: leases this holder has ever received *from its own raylet* for this scheduling
     class, plus those it requests now. The raylet's outstanding count is `total` minus what it granted itself: no lease
-    is granted twice."""
+    is granted twice. received: leases ever received from other nodes for this scheduling class: what was coming from
+    there and is not among them is still on its way."""
 
     scheduling_class: int
     shape: Shape
     total: int
+    received: int = 0
 
 
 class LeaseGranted(Struct, array_like=True, tag=11):
@@ -97,7 +99,8 @@ class LeasesCapped(Struct, array_like=True, tag=18):
 class UnmetLeaseRequest(Struct, array_like=True, tag=20):
     """r→g: leases of one holder's scheduling class that this node cannot grant now (absolute count; 0 withdraws).
     shared: it has room, and leaves the choice of the node to the GCS for a moment. waited, unserved_for: for how long
-    they were lacking before this report, and the holder has got none (see LocalityLeaseRequest)."""
+    they were lacking before this report, and the holder has got none (see PeerLeaseRequest). received: as in
+    RequestLeases."""
 
     holder: bytes
     scheduling_class: int
@@ -106,6 +109,7 @@ class UnmetLeaseRequest(Struct, array_like=True, tag=20):
     shared: bool = False
     waited: float = 0.0
     unserved_for: float = 0.0
+    received: int = 0
 
 
 class GrantLeases(Struct, array_like=True, tag=21):
@@ -127,23 +131,36 @@ class GrantLeasesRefused(Struct, array_like=True, tag=22):
     count: int
 
 
-class LocalityLeaseRequest(Struct, array_like=True, tag=25):
-    """r→r: a process of the sender's node lacks `count` more leases for tasks whose arguments are on the receiver's
-    node, which grants them or lets them queue. 0 withdraws what queues there."""
+class PeerLeaseRequest(Struct, array_like=True, tag=25):
+    """r→r: a process of the sender's node lacks `count` more leases: for tasks whose arguments are on the receiver's
+    node, or that it may serve like other nodes. It grants them, or lets them queue. 0 withdraws what queues there.
+
+    wait: False: what is not granted at once is refused. absolute: as in GrantLeases. spare_gpus: a node with GPUs
+    refuses what asks for none."""
 
     holder: bytes
     scheduling_class: int
     shape: Shape
     count: int
+    wait: bool = True
+    absolute: bool = False
+    spare_gpus: bool = False
 
 
-class LocalityLeasesRefused(Struct, array_like=True, tag=26):
-    """r→r: this many leases of a LocalityLeaseRequest were not granted, and do not queue any more: the GCS is to choose
-    a node."""
+class PeerLeasesRefused(Struct, array_like=True, tag=26):
+    """r→r: this many leases of a PeerLeaseRequest were not granted, and do not queue any more: another node, or the
+    GCS, is to serve them."""
 
     holder: bytes
     scheduling_class: int
     count: int
+
+
+class PlacementGroupNodes(Struct, array_like=True, tag=27):
+    """g→r: the node of each bundle of these placement groups (-1: none). The raylet may send requests in the groups
+    there."""
+
+    groups: list[tuple[bytes, list[int]]]
 
 
 class NodeView(Struct, array_like=True, tag=23):

@@ -7,8 +7,8 @@ from raylet_kit import CPU1, CPU2, FAR, UNIT, Node, spec
 
 from hpcray.common.ids import HEAD, make_proc, raylet_of
 from hpcray.core.raylet.local_lease_manager import ASSIGNED_TIMEOUT
-from hpcray.core.raylet.locality_requests import MOST_COMING
 from hpcray.core.raylet.node_views import SMALL_CLUSTER
+from hpcray.core.raylet.peer_requests import MOST_COMING
 from hpcray.protocol import messages as m
 
 LARGE = SMALL_CLUSTER + 1
@@ -25,7 +25,7 @@ def asking(total: int = 1, size: int = LARGE, **config: float) -> tuple[Node, by
 
 
 def sent(node: Node) -> list[int]:
-    return [one.count for one in node.take(m.LocalityLeaseRequest, THERE)]
+    return [one.count for one in node.take(m.PeerLeaseRequest, THERE)]
 
 
 def reported(node: Node) -> list[int]:
@@ -34,8 +34,8 @@ def reported(node: Node) -> list[int]:
 
 def test_a_request_near_another_node_goes_there_and_not_to_the_head() -> None:
     node, driver = asking()
-    (request,) = node.take(m.LocalityLeaseRequest, THERE)
-    assert request == m.LocalityLeaseRequest(driver, 0, NEAR, 1)
+    (request,) = node.take(m.PeerLeaseRequest, THERE)
+    assert request == m.PeerLeaseRequest(driver, 0, NEAR, 1)
     node.handle(driver, m.RequestLeases(0, NEAR, 0))
     assert sent(node) == [0], "what may still queue there is withdrawn"
     assert reported(node) == []
@@ -89,11 +89,11 @@ def test_the_head_takes_over_what_has_waited_for_long_and_knows_how_long() -> No
 
 def test_a_refused_request_is_the_heads_at_once_and_a_late_refusal_is_nobodys() -> None:
     node, driver = asking()
-    node.handle(raylet_of(5), m.LocalityLeasesRefused(driver, 0, 1))
+    node.handle(raylet_of(5), m.PeerLeasesRefused(driver, 0, 1))
     assert reported(node) == [], "another node has nothing of it"
-    node.handle(THERE, m.LocalityLeasesRefused(driver, 0, 1))
+    node.handle(THERE, m.PeerLeasesRefused(driver, 0, 1))
     assert reported(node) == [1]
-    node.handle(THERE, m.LocalityLeasesRefused(driver, 0, 1))
+    node.handle(THERE, m.PeerLeasesRefused(driver, 0, 1))
     assert reported(node) == []
 
 
@@ -102,7 +102,7 @@ def test_requests_near_a_node_that_dies_are_the_heads_now_and_later() -> None:
     node.do(node.core.node_died(0.0, 3))
     assert reported(node) == [1]
     node.handle(driver, m.RequestLeases(0, NEAR, 0))
-    node.take(m.LocalityLeaseRequest)
+    node.take(m.PeerLeaseRequest)
     node.handle(driver, m.RequestLeases(0, NEAR, 1))
     assert reported(node) == [0, 1] and sent(node) == []
 
@@ -110,18 +110,18 @@ def test_requests_near_a_node_that_dies_are_the_heads_now_and_later() -> None:
 def test_a_new_head_gets_what_the_old_one_had_and_not_what_near_nodes_have() -> None:
     node, driver = asking()
     node.handle(driver, m.RequestLeases(1, m.Shape(CPU1.resources, "near:4"), 1))
-    node.handle(raylet_of(4), m.LocalityLeasesRefused(driver, 1, 1))
+    node.handle(raylet_of(4), m.PeerLeasesRefused(driver, 1, 1))
     assert reported(node) == [1]
-    node.take(m.LocalityLeaseRequest)
+    node.take(m.PeerLeaseRequest)
     node.do(node.core.head_moved(0.2))
-    assert sent(node) == [] and reported(node) + [one.count for one in node.take(m.LocalityLeaseRequest)] == [1]
+    assert sent(node) == [] and reported(node) + [one.count for one in node.take(m.PeerLeaseRequest)] == [1]
 
 
 def test_near_nodes_learn_of_a_dead_holder_after_its_requests() -> None:
     node, driver = asking()
     node.do(node.core.process_died(0.0, driver, "killed by signal 9"))
     order = [type(one.msg) for one in node.sent if one.dest == THERE]
-    assert order == [m.LocalityLeaseRequest, m.ProcDied]
+    assert order == [m.PeerLeaseRequest, m.ProcDied]
     node.tick(5.0)
     assert reported(node) == []
 
@@ -135,58 +135,58 @@ ASKER = raylet_of(1)
 
 def test_the_near_node_grants_what_fits_and_queues_the_rest() -> None:
     node = Node(1, LARGE)
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 2))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 2))
     (lease,) = node.take(m.LeaseGranted, FAR)
     node.handle(FAR, m.ReturnLease(lease.lease))
     assert len(node.take(m.LeaseGranted, FAR)) == 1
-    assert node.take(m.LocalityLeasesRefused) == []
+    assert node.take(m.PeerLeasesRefused) == []
 
 
 def test_what_is_withdrawn_is_not_answered_and_does_not_queue_any_more() -> None:
     node = Node(1, LARGE)
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 3))
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 0))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 3))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 0))
     (lease,) = node.take(m.LeaseGranted, FAR)
     node.handle(FAR, m.ReturnLease(lease.lease))
-    assert node.take(m.LeaseGranted) == node.take(m.LocalityLeasesRefused) == node.take(m.GrantLeasesRefused) == []
+    assert node.take(m.LeaseGranted) == node.take(m.PeerLeasesRefused) == node.take(m.GrantLeasesRefused) == []
 
 
 def test_the_head_hears_of_its_grants_that_a_raylet_withdraws_and_the_other_way_round() -> None:
     node = Node(1, LARGE)
     bound = m.Shape(CPU1.resources, "node:0")
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 1))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 1))
     node.handle(HEAD, m.GrantLeases(FAR, 0, bound, 2))
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 0))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 0))
     assert [one.count for one in node.take(m.GrantLeasesRefused, HEAD)] == [2]
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 1))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 1))
     node.handle(HEAD, m.GrantLeases(FAR, 0, bound, 0))
-    assert [one.count for one in node.take(m.LocalityLeasesRefused, ASKER)] == [1]
+    assert [one.count for one in node.take(m.PeerLeasesRefused, ASKER)] == [1]
 
 
 def test_what_queues_for_too_long_or_at_a_node_that_leaves_is_refused_to_the_raylet() -> None:
     for leaves in (False, True):
         node = Node(1, LARGE)
         node.handle(node.driver(), m.RequestLeases(0, CPU1, 1))
-        node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 2))
+        node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 2))
         node.do(node.core.leave(0.0)) if leaves else node.tick(ASSIGNED_TIMEOUT)
-        assert [one.count for one in node.take(m.LocalityLeasesRefused, ASKER)] == [2]
+        assert [one.count for one in node.take(m.PeerLeasesRefused, ASKER)] == [2]
         if leaves:
-            node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 1))
-            assert [one.count for one in node.take(m.LocalityLeasesRefused, ASKER)] == [1]
+            node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 1))
+            assert [one.count for one in node.take(m.PeerLeasesRefused, ASKER)] == [1]
         assert node.take(m.GrantLeasesRefused) == []
 
 
 def test_what_actors_hold_or_the_node_never_has_is_refused_at_once() -> None:
     node = Node(2, LARGE)
     node.handle(HEAD, m.StartActor(spec(), 0))
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, m.Shape(CPU2.resources, "near:0"), 1))
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 1, m.Shape((("GPU", UNIT),), "near:0"), 1))
-    assert [one.scheduling_class for one in node.take(m.LocalityLeasesRefused, ASKER)] == [0, 1]
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, m.Shape(CPU2.resources, "near:0"), 1))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 1, m.Shape((("GPU", UNIT),), "near:0"), 1))
+    assert [one.scheduling_class for one in node.take(m.PeerLeasesRefused, ASKER)] == [0, 1]
 
 
 def test_a_new_head_does_not_undo_what_a_raylet_has_let_queue() -> None:
     node = Node(1, LARGE)
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 2))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 2))
     node.do(node.core.head_moved(0.0))
     (lease,) = node.take(m.LeaseGranted, FAR)
     node.handle(FAR, m.ReturnLease(lease.lease))
@@ -195,7 +195,7 @@ def test_a_new_head_does_not_undo_what_a_raylet_has_let_queue() -> None:
 
 def test_a_dead_holder_leaves_nothing_at_the_near_node() -> None:
     node = Node(1, LARGE)
-    node.handle(ASKER, m.LocalityLeaseRequest(FAR, 0, HERE, 2))
+    node.handle(ASKER, m.PeerLeaseRequest(FAR, 0, HERE, 2))
     node.handle(ASKER, m.ProcDied(FAR, "killed by signal 9"))
     node.do(node.core.process_died(0.0, node.killed[0], "killed by signal 9"))
     assert node.free() == 1 and len(node.take(m.LeaseGranted)) == 1
