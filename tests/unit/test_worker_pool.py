@@ -104,6 +104,7 @@ def test_a_failed_fork_pauses_forking() -> None:
     assert pool.start_failed(0.0, PLAIN, "no memory") is waiter
     pool.assign_worker(waiter)
     assert pool.is_full(0.0, PLAIN) and pool.fork_for_waiting(FORK_RETRY_DELAY / 2) == []
+    assert not pool.is_at_limit(0.0, PLAIN), "it will start more in a moment: nobody is to be told otherwise"
     assert len(forks(pool.fork_for_waiting(FORK_RETRY_DELAY))) == 1
     assert pool.failures == {PLAIN: 1} and pool.last_failure == "no memory"
 
@@ -118,7 +119,7 @@ def test_at_the_limit_an_idle_worker_of_another_environment_makes_room() -> None
     pool.remove_worker(old.proc)
     assert len(forks(pool.fork_for_waiting(0.0))) == 1
     assert pool.assign_worker(allocation()) is young
-    assert pool.is_full(0.0, A)
+    assert pool.is_full(0.0, A) and pool.is_at_limit(0.0, A)
 
 
 def test_at_the_limit_a_worker_that_owns_objects_stays_and_the_next_one_makes_room() -> None:

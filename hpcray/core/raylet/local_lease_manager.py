@@ -662,7 +662,7 @@ class LeaseStatus:
         env = request.shape.env
         if self._pool.failures.get(env, 0) >= FAILURES_TO_WARN:
             return True
-        return now - request.waiting_since >= WARN_AFTER and self._pool.is_full(now, env)
+        return now - request.waiting_since >= WARN_AFTER and self._pool.is_at_limit(now, env)
 
     def _waiting_text(self, resources: Resources) -> str:
         pool = self._resources.pool

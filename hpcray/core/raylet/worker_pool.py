@@ -117,13 +117,15 @@ class WorkerPool:
     # ------------------------------------------------------------ can a worker be had
 
     def is_full(self, now: float, env: WorkerEnv) -> bool:
-        """True if no worker can be had until a process ends (limit reached, or forks fail right now)."""
+        """True if no worker can be had until a process ends (limit reached), or for a moment, as a start has failed."""
+        return not self._idle.get(env) and (now < self._no_fork_until or self.is_at_limit(now, env))
+
+    def is_at_limit(self, now: float, env: WorkerEnv) -> bool:
+        """True if no worker can be had until a process ends: there are as many as there may be."""
         if self._idle.get(env):
             return False
         in_use = self._counts[BUSY] + self._counts[LEAVING] + self._waiting_count
-        if now < self._no_fork_until or in_use >= self.limit:
-            return True
-        return len(self.workers) >= self.limit and in_use + self.owners(now) >= self.limit
+        return in_use >= self.limit or (len(self.workers) >= self.limit and in_use + self.owners(now) >= self.limit)
 
     def can_supply(self, now: float, env: WorkerEnv) -> bool:
         """True if an allocation made now would have a worker soon."""
