@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from itertools import islice
 from time import monotonic
 
 from hpcray.common.ids import raylet_of
@@ -21,7 +22,8 @@ class ImportWatch:
 
     def __init__(self, process: CoreWorker) -> None:
         self._process = process
-        self._known = set(sys.modules)
+        self._seen = len(sys.modules)  # their names are in memory that workers share until they look at them
+        self._reported: set[str] = set()
         self._pause = 0.0
         self._on = process.config.learn_imports
 
@@ -39,16 +41,14 @@ class ImportWatch:
 
     def _look(self) -> None:
         """Report what is new, and large (lock held)."""
-        found = list(sys.modules)
-        fresh = Counter(name.partition(".")[0] for name in found if name not in self._known)
+        fresh = list(islice(reversed(sys.modules), max(0, len(sys.modules) - self._seen)))
         large: list[tuple[str, str]] = []
-        for name, count in fresh.items():
+        for name, count in Counter(name.partition(".")[0] for name in fresh).items():
             file = getattr(sys.modules.get(name), "__file__", None)
-            if count >= _LARGE and isinstance(file, str):
+            if count >= _LARGE and name not in self._reported and isinstance(file, str):
                 large.append((name, file))
         if large:
-            names = {name for name, _ in large}
-            self._known.update(name for name in found if name.partition(".")[0] in names)
+            self._reported.update(name for name, _ in large)
             self._process.engine.send(raylet_of(self._process.node), m.ModulesImported(large))
             self._process.engine.flush()
         self._pause *= 2
