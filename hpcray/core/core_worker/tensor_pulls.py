@@ -1,4 +1,4 @@
-"""Tensors that pass from a device of one process to a device of another one by UCX, without a copy in the host.
+"""GPUDirect: tensors from a device of one process to a device of another one by UCX, without a copy in the host.
 
 Pure: the caller holds its lock, knows the time, and does what is returned. The reader asks for the ranges of memory
 that it wants (`TensorPulls`); the process that has them sends each as a message of its own (`TensorSends`). Requests

@@ -35,7 +35,7 @@ class HeadReporter:
         self._view_forced = False
         self._changed: dict[int, LeaseRequest] = {}
         self._refusals: list[Effect] = []
-        self._near_refusals: list[Effect] = []
+        self._peer_refusals: list[Effect] = []
 
     def force_view(self) -> None:
         """The GCS changed its figures of what is free here: report all of them."""
@@ -62,7 +62,7 @@ class HeadReporter:
         if count > 0 and to == HEAD:
             self._refusals.append(Send(HEAD, m.GrantLeasesRefused(holder, scheduling_class, count)))
         elif count > 0:
-            self._near_refusals.append(Send(to, m.PeerLeasesRefused(holder, scheduling_class, count)))
+            self._peer_refusals.append(Send(to, m.PeerLeasesRefused(holder, scheduling_class, count)))
 
     def refuse_actor(self, actor: bytes, reason: str) -> None:
         """Refuse a StartActor. reason: for its owner; "" if there is merely no room."""
@@ -121,7 +121,7 @@ class HeadReporter:
                     if unmet is not None:
                         out.append(Send(HEAD, unmet))
             self._changed.clear()
-        if self._refusals or self._near_refusals:
+        if self._refusals or self._peer_refusals:
             out += self._refusals
-            out += self._near_refusals
-            self._refusals, self._near_refusals = [], []
+            out += self._peer_refusals
+            self._refusals, self._peer_refusals = [], []

@@ -168,8 +168,6 @@ class PeerRequests:
 
     def overdue(self, now: float, out: list[Effect]) -> list[LeaseRequest]:
         """The requests that have waited long enough: the GCS takes them over, what queues elsewhere is withdrawn."""
-        if now < self.due_at:
-            return []
         dues = [(peer.due(self._locality_wait), peer) for peer in self._open.values()]
         self.due_at = min((due for due, _ in dues if due > now), default=float("inf"))
         return [self._close(peer, out) for due, peer in dues if due <= now]

@@ -48,8 +48,8 @@ from hpcray.runtime.core_worker.device_memory import (
 from hpcray.runtime.core_worker.device_pieces import PieceReader, PieceWriter, TensorPieces, error_blob
 from hpcray.runtime.core_worker.direct_tensors import DirectTensors, DirectTransferError, choose
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
+from hpcray.runtime.core_worker.tensor_extraction import ValueParts, ValuePickler, WholeValue, load_whole_value
 from hpcray.runtime.core_worker.tensor_kinds import device_of, sizes_of, version_of
-from hpcray.runtime.core_worker.value_parts import ValueParts, ValuePickler, WholeValue, load_whole_value
 
 if TYPE_CHECKING:
     from hpcray.runtime.core_worker.read_targets import TensorPlacement

@@ -1,4 +1,4 @@
-"""Tensors that pass from a device of another host to a device of this one, by UCX: the shell of `tensor_pulls`.
+"""GPUDirect: tensors from a device of another host to a device of this one, by UCX. The shell of `tensor_pulls`.
 
 The reader asks for the ranges of memory that the tensors cover (`PullTensors`). The process that has them waits until
 the work that fills them is done, and sends each range from the device (`DeviceWire`). The tensors stay there until all
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -38,7 +38,7 @@ from hpcray.runtime.core_worker.device_memory import DeviceDescriptor, covered_b
 from hpcray.runtime.core_worker.device_pieces import TransferStreams
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.transport.base import TransportError
-from hpcray.transport.device_wire import DeviceBuffer, DeviceWire, find_transports, tag_of
+from hpcray.transport.ucx_device import DeviceBuffer, DeviceWire, find_transports, tag_of
 
 _LOOK_PERIOD = 1.0
 """Seconds between two looks whether a pull is late."""
@@ -146,9 +146,8 @@ class DirectTensors:
 
     def _read(self, ref: ObjectRef[Any], known: DeviceDescriptor, deadline: float | None) -> list[Any] | None:
         try:
-            address = self._open_wire().address()
+            address = self._start_wire()
         except TransportError as error:
-            self.transports, self._why_not = "", f"{error}"  # nor will the next ones come
             raise DirectTransferError(f"{error}") from None
         driver, names = self._driver, {number: name for name, number in self._driver.devices().items()}
         spans = covered_bytes(known.tensors, len(known.storages))
@@ -216,10 +215,15 @@ class DirectTensors:
             until = min(now + _LOOK_PERIOD, *(end for end in (pull.limit, deadline) if end is not None), math.inf)
             self._process.block(waiter, until)
 
-    def _await_streams(self, devices: Sequence[str]) -> None:
-        """Wait until work of the current streams is done, which may still use the memory that they have given back."""
+    def _await_streams(self, devices: Iterable[str], order: Callable[[], object] = lambda: None) -> None:
+        """Wait until work of the current streams is done, which may still use the memory that they have given back.
+
+        Args:
+            order: has the streams follow other work first.
+        """
         used = sorted(set(devices))
         with TransferStreams(self._driver, used) as streams:
+            order()
             for device in used:
                 streams.end(device, streams.begin(device, _nothing))
 
@@ -239,6 +243,18 @@ class DirectTensors:
             if self._wire is None:
                 self._wire = DeviceWire(self.transports)
             return self._wire
+
+    def _start_wire(self) -> bytes:
+        """Return the address by which others send to this process.
+
+        Raises:
+            TransportError: UCX does not start here; nor will it later.
+        """
+        try:
+            return self._open_wire().address()
+        except TransportError as error:
+            self.transports, self._why_not = "", f"{error}"
+            raise
 
     def _landed(self, number: int, message: int, reason: str) -> None:
         """A message is here, or cannot be received. Called by the thread of UCX."""
@@ -293,15 +309,8 @@ class DirectTensors:
         problem, found = "", []
         try:
             found = [(storage, self._driver.device_of(tensor)) for storage, tensor in locate(tensors)[0]]
-            used = sorted({device for _, device in found})
-            with TransferStreams(self._driver, used) as streams:
-                self._order(oid, tensors)
-                for device in used:
-                    streams.end(device, streams.begin(device, _nothing))
-            self._open_wire().address()
-        except TransportError as error:
-            problem = f"{error}"
-            self.transports, self._why_not = "", problem
+            self._await_streams((device for _, device in found), partial(self._order, oid, tensors))
+            self._start_wire()
         except Exception as error:
             problem = f"{error}" or type(error).__name__
         with self._process.engine.lock:
@@ -331,7 +340,7 @@ class DirectTensors:
             tag, done = tag_of(msg.key, message), partial(self._sent, src, msg, message)
             wire.send((src, msg.pull), src, msg.address, tag, buffer, done)
         if not buffers:
-            self._sending_ended(src, msg)
+            self._end_sending(src, msg.pull)
 
     def _sent(self, src: bytes, msg: m.PullTensors, message: int, reason: str) -> None:
         """A message has been sent, or cannot be. Called by the thread of UCX."""
@@ -343,17 +352,18 @@ class DirectTensors:
             if oid:
                 self._release(oid, src)
 
-    def _sending_ended(self, src: bytes, msg: m.PullTensors) -> bool:
+    def _end_sending(self, src: bytes, pull: int) -> bool:
+        """Send nothing more for a pull. Returns whether something was left to send."""
         with self._process.engine.lock:
-            oid = self._sends.end(src, msg.pull)
+            oid = self._sends.end(src, pull)
             if oid:
                 self._release(oid, src)
+            if self._wire is not None:
+                self._wire.withdraw((src, pull))
         return bool(oid)
 
     def _sending_failed(self, src: bytes, msg: m.PullTensors, reason: str) -> None:
-        if self._wire is not None:
-            self._wire.withdraw((src, msg.pull))
-        if self._sending_ended(src, msg):
+        if self._end_sending(src, msg.pull):
             with self._process.engine.lock:
                 if self._process.dead is None:
                     self._refuse(src, msg, reason)
@@ -364,11 +374,7 @@ class DirectTensors:
 
     def on_cancel(self, src: bytes, msg: m.CancelTensors) -> None:
         """A reader does not wait any more (lock held)."""
-        oid = self._sends.end(src, msg.pull)
-        if oid:
-            self._release(oid, src)
-        if self._wire is not None:
-            self._wire.withdraw((src, msg.pull))
+        self._end_sending(src, msg.pull)
 
     # ------------------------------------------------------------ ends
 

@@ -126,23 +126,26 @@ class Replies:
     def error_blob(self, error: BaseException, name: str, actor: tuple[str, str] | None, task: bytes) -> bytes:
         """The blob of an exception, as its `get` will raise it."""
         kind = type(error)  # not isinstance: that asks the exception for its class, which may raise
-        if issubclass(kind, KeyboardInterrupt) and task in self._worker.cancelled:
-            self._worker.cancelled.discard(task)
-            error = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
-        elif issubclass(kind, asyncio.CancelledError) and task in self._worker.cancelled:
+        if issubclass(kind, (KeyboardInterrupt, asyncio.CancelledError)) and task in self._worker.cancelled:
             cancelled = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
-            cancelled.__context__ = error  # the text says where the coroutine was, as in Ray
-            error = task_error(cancelled, name, actor, f"ray::{self._worker.display_name(task, name)}")
+            if issubclass(kind, KeyboardInterrupt):
+                self._worker.cancelled.discard(task)
+                error = cancelled
+            else:
+                cancelled.__context__ = error  # the text says where the coroutine was, as in Ray
+                error = self._task_error(cancelled, name, actor, task)
         elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
             if os.environ.get(POST_MORTEM) == "1":
                 from hpcray.runtime.diagnostics.debugger import post_mortem
 
                 post_mortem(error)
-            called = self._worker.display_name(task, name)
-            error = task_error(error, name, actor, f"ray::{called}")
+            error = self._task_error(error, name, actor, task)
         if self.record is not None:
             self.record.explain(task, error)
         return serialize_error(error)
+
+    def _task_error(self, error: BaseException, name: str, actor: tuple[str, str] | None, task: bytes) -> RayTaskError:
+        return task_error(error, name, actor, f"ray::{self._worker.display_name(task, name)}")
 
     def returned(self, src: bytes, task: bytes, index: int, blob: bytes | Serialized, refs: list[Any]) -> m.Returned:
         """One return value as its owner `src` gets it; a large one is in the node's store then."""

@@ -13,8 +13,8 @@ import pytest
 from hpcray.transport.base import TransportError
 
 pytest.importorskip("ucxx")
-from hpcray.transport import device_wire
-from hpcray.transport.device_wire import GPU_DIRECT, DeviceBuffer, DeviceWire, find_transports, tag_of
+from hpcray.transport import ucx_device
+from hpcray.transport.ucx_device import GPU_DIRECT, DeviceBuffer, DeviceWire, find_transports, tag_of
 
 pytestmark = pytest.mark.timeout(60)
 KEY, STRANGER = b"k" * 16, b"s" * 16
@@ -151,7 +151,7 @@ def test_an_error_in_the_thread_is_an_answer_for_all(wires: tuple[DeviceWire, De
 def test_transports_are_those_of_gpudirect_where_there_is_an_adapter(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_wire, "_ADAPTERS", tmp_path / "missing")
+    monkeypatch.setattr(ucx_device, "_ADAPTERS", tmp_path / "missing")
     assert find_transports("auto") == ("", "this host has no RDMA adapter")
     (tmp_path / "missing").mkdir()
     assert find_transports("auto")[0] == ""
