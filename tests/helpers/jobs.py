@@ -85,3 +85,17 @@ def under_mpirun(ranks: int, script: Path, *args: str) -> list[str]:
 def as_module(ranks: int, script: Path, *args: str) -> list[str]:
     """`mpirun -n N python -m hpcray script.py`."""
     return [*MPIRUN, "-n", str(ranks), sys.executable, "-m", "hpcray", str(script), *args]
+
+
+def on_two_nodes(script: Path, *args: str) -> list[str]:
+    """By `hpcray-launch`: two nodes with two CPUs each, on this host."""
+    return [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(script), *args]
+
+
+def run_with_torch(command: Sequence[str], **environ: str) -> Ended:
+    """Run a program whose workers have PyTorch from the start and find the helpers of tests; it has to end with 0."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    with Job(command, {"PYTHONPATH": path, "HPCRAY_PRELOAD": "torch", **environ}) as job:
+        ended = job.wait(120.0)
+    assert ended.code == 0, (ended.out[-4000:], ended.err[-4000:])
+    return ended

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.jobs import Job
+from helpers.jobs import Job, on_two_nodes
 from helpers.leaks import LeakCheck
 from helpers.scripts import write
 
@@ -84,9 +83,8 @@ ray.shutdown()
 
 
 def test_tensors_are_read_moved_and_made_again_across_nodes(leak_check: LeakCheck, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2"]
     environ = {"HPCRAY_PRELOAD": "torch", "HPCRAY_OBJECT_STORE_MEMORY": str(256 << 20)}
-    with Job([*command, str(write(tmp_path, PROGRAM))], environ) as job:
+    with Job(on_two_nodes(write(tmp_path, PROGRAM)), environ) as job:
         ended = job.wait(150)
     assert ended.code == 0, (ended.out, ended.err[-8000:])
     found = json.loads(ended.out.splitlines()[-1])

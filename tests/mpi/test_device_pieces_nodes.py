@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.jobs import ROOT, Job
+from helpers.jobs import on_two_nodes, run_with_torch
 from helpers.leaks import LeakCheck
 
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
@@ -71,14 +69,10 @@ def test_pieces_are_read_on_the_other_node_while_others_are_written(
 ) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    environ = {
-        "HPCRAY_SAME_HOST": same_host, "HPCRAY_DATA_PLANE": plane, "HPCRAY_OBJECT_STORE_MEMORY": str(64 << 20),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "HPCRAY_PRELOAD": "torch",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(program)]
-    with Job([*command, str(tmp_path)], environ) as job:
-        ended = job.wait(120.0)
-    assert ended.code == 0, (ended.out[-4000:], ended.err[-4000:])
+    ended = run_with_torch(
+        on_two_nodes(program, str(tmp_path)), HPCRAY_SAME_HOST=same_host, HPCRAY_DATA_PLANE=plane,
+        HPCRAY_OBJECT_STORE_MEMORY=str(64 << 20),
+    )  # fmt: skip
     found = json.loads(ended.out.splitlines()[-1])
     assert found["good"] == [True, True] and not found["left"] and not (tmp_path / "misuse").exists()
     assert found["overlap"], "a piece is read before the last one is copied"

@@ -6,11 +6,10 @@ import importlib.util
 import json
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from helpers.jobs import ROOT, Job
+from helpers.jobs import ROOT, on_two_nodes, run_with_torch
 from helpers.leaks import LeakCheck
 
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
@@ -70,13 +69,9 @@ print(json.dumps({"good": good, "forced": forced, "state": ray.get([maker.state.
 
 @pytest.mark.parametrize("transports", ["tcp", "none"])
 def test_the_rows_of_two_hosts_are_measured_without_gpus_too(leak_check: LeakCheck, transports: str) -> None:
-    program, small = ROOT / "benchmarks" / "direct_rows.py", ["--device", "cpu", "--largest", "1000000"]
-    environ = {"HPCRAY_SAME_HOST": "0", "HPCRAY_DEVICE_TRANSPORTS": transports, "HPCRAY_PRELOAD": "torch"}
-    environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")])
-    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(program)]
-    with Job([*command, *small, "--seconds", "0.05"], environ) as job:
-        ended = job.wait(120.0)
-    assert ended.code == 0, (ended.out[-4000:], ended.err[-4000:])
+    program = ROOT / "benchmarks" / "direct_rows.py"
+    command = on_two_nodes(program, "--device", "cpu", "--largest", "1000000", "--seconds", "0.05")
+    ended = run_with_torch(command, HPCRAY_SAME_HOST="0", HPCRAY_DEVICE_TRANSPORTS=transports)
     if transports == "none":
         assert re.search("GPUDirect +untried: HPCRAY_DEVICE_TRANSPORTS=none$", ended.out, re.MULTILINE), ended.out
     else:
@@ -99,14 +94,10 @@ def test_tensors_pass_from_a_device_of_a_node_to_one_of_another_node(
         pytest.skip("this machine has RDMA")
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    environ = {
-        "HPCRAY_SAME_HOST": "0", "HPCRAY_DEVICE_TRANSPORTS": transports, "HPCRAY_OBJECT_STORE_MEMORY": str(256 << 20),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "HPCRAY_PRELOAD": "torch",
-    }  # fmt: skip
-    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(program)]
-    with Job([*command, str(tmp_path)], environ) as job:
-        ended = job.wait(120.0)
-    assert ended.code == 0, (ended.out[-4000:], ended.err[-4000:])
+    ended = run_with_torch(
+        on_two_nodes(program, str(tmp_path)), HPCRAY_SAME_HOST="0", HPCRAY_DEVICE_TRANSPORTS=transports,
+        HPCRAY_OBJECT_STORE_MEMORY=str(256 << 20),
+    )  # fmt: skip
     found = json.loads(ended.out.splitlines()[-1])
     assert found["good"] == [True, True] and not (tmp_path / "misuse").exists(), found
     (sent, down, wire), (received, _, _) = found["state"]

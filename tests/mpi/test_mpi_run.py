@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.jobs import Job
+from helpers.jobs import Job, on_two_nodes
 from helpers.leaks import LeakCheck, leak_checked, wait_until
 from helpers.pids import parent_of
 
@@ -229,8 +229,7 @@ except KeyboardInterrupt:
 
 
 def launched(script: Path, *args: str) -> Job:
-    line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2", str(script), *args]
-    return Job(line)
+    return Job(on_two_nodes(script, *args))
 
 
 @pytest.fixture

@@ -102,13 +102,9 @@ class Holder:
 
     @ray.method(tensor_transport="auto")
     def give_views(self) -> Any:
-        large, small = self.driver.tensor(LENGTH), self.driver.tensor(60)
-        large.copy_(torch.arange(float(LENGTH)))
-        small.copy_(torch.arange(60.0))
-        return [
-            large[1001:].view(-1, 1), large[1_000_001:].view(torch.int32), torch.nn.Parameter(small[:7]),
-            small.view(6, 10).t(), small[3:3], large[5:6].requires_grad_(), self.driver.tensor(0),
-        ]  # fmt: skip
+        from helpers.tensor_views import make_views
+
+        return make_views(self.driver, LENGTH)
 
     @ray.method(tensor_transport="auto")
     def give_dtypes(self) -> Any:
@@ -149,14 +145,9 @@ class Holder:
         return self.read(ray.get(refs[0], _use_object_store=True))
 
     def read_views(self, value: Any) -> bool:
-        rest, integers, parameter, turned, nothing, graded, empty = value
-        assert torch.equal(rest[:, 0], torch.arange(1001.0, LENGTH))
-        assert rest.untyped_storage().data_ptr() == integers.untyped_storage().data_ptr(), "they share it again"
-        assert torch.equal(integers, torch.arange(1_000_001.0, LENGTH).view(torch.int32))
-        assert type(parameter) is torch.nn.Parameter and parameter.tolist() == list(range(7))
-        assert torch.equal(turned, torch.arange(60.0).view(6, 10).t()) and turned.stride() == (1, 10)
-        assert nothing.numel() == 0 == empty.numel()
-        return bool(graded.requires_grad) and graded.tolist() == [5.0] and not turned.requires_grad
+        from helpers.tensor_views import are_views
+
+        return are_views(value, LENGTH)
 
     def state(self) -> dict[str, Any]:
         import sys

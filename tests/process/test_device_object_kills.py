@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from engine import hpcray_only
-from helpers.jobs import ROOT, Ended, Job
+from helpers.jobs import ROOT, Ended, Job, on_two_nodes
 from helpers.leaks import LeakCheck, leak_checked
 
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
@@ -78,10 +78,9 @@ def test_programs_with_devices_on_one_node(leaks: LeakCheck, tmp_path: Path, roo
 @pytest.mark.parametrize("way", ["", "directly"])
 @pytest.mark.parametrize("seed", [seed for seed in SEEDS if not seed % SHARE_OF_NODES])
 def test_programs_with_devices_on_two_nodes(leaks: LeakCheck, tmp_path: Path, seed: int, way: str) -> None:
-    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2"]
     # Pieces pass through the object plane.
     environ = {"HPCRAY_SAME_HOST": "0", **on_devices(leaks, tmp_path), **(DIRECTLY if way else {})}
-    with Job([*command, str(PROGRAM), "--nodes", str(seed)], environ) as job:
+    with Job(on_two_nodes(PROGRAM, "--nodes", str(seed)), environ) as job:
         ended = job.wait(600.0)
     print(ended.out, ended.err[-20_000:], sep="\n")
     (reads,) = reads_of(ended)
@@ -105,8 +104,7 @@ def test_programs_on_one_node(leaks: LeakCheck, room: int) -> None:
 @pytest.mark.skipif(not open_mpi_wheel_prefix(), reason="no Open MPI from PyPI")
 @pytest.mark.parametrize("seed", [seed for seed in SEEDS if not seed % SHARE_OF_NODES])
 def test_programs_on_two_nodes(leaks: LeakCheck, seed: int) -> None:
-    command = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "2"]
-    with Job([*command, str(PROGRAM), "--nodes", str(seed)], environ(leaks)) as job:
+    with Job(on_two_nodes(PROGRAM, "--nodes", str(seed)), environ(leaks)) as job:
         ended = job.wait(600.0)
     print(ended.out, ended.err[-20_000:], sep="\n")
     (reads,) = reads_of(ended)

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from ownership_oracle import checked_states
 from ownership_world import World
 
 REST = 500
-SIM = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+SIM = settings(max_examples=100, print_blob=True)
 
 
 @pytest.fixture(autouse=True, scope="module")

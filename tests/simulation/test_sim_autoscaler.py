@@ -36,7 +36,7 @@ GPU = Shape((("GPU", 10_000),))
 SMALL = NodeType("small", to_units({"CPU": 4}))
 GPUS = NodeType("gpus", to_units({"CPU": 4, "GPU": 2}), max_workers=2)
 IDLE = 60.0
-SIM = settings(max_examples=25, deadline=None)
+SIM = settings(max_examples=25)
 
 
 @dataclass

@@ -21,21 +21,28 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.raylet import local_lease_manager, node_views
 from hpcray.protocol import messages as m
 
-SIM = settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    print_blob=True,
-)
+
+def courses(examples: int) -> settings:
+    """So many courses of events. The fixture `large` may be the same for all of them."""
+    health = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    return settings(max_examples=examples, suppress_health_check=health, print_blob=True)
+
+
+SIM = courses(40)
 NODES = 5
+
+
+def large_from(patch: pytest.MonkeyPatch, size: int) -> None:
+    """Clusters of so many nodes count as large."""
+    patch.setattr(local_lease_manager, "SMALL_CLUSTER", size - 1)
+    patch.setattr(node_views, "SMALL_CLUSTER", size - 1)
+    patch.setattr(placement_group_manager, "LARGE_CLUSTER", size - 1)
 
 
 @pytest.fixture(autouse=True)
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any cluster counts as large."""
-    monkeypatch.setattr(local_lease_manager, "SMALL_CLUSTER", 1)
-    monkeypatch.setattr(node_views, "SMALL_CLUSTER", 1)
-    monkeypatch.setattr(placement_group_manager, "LARGE_CLUSTER", 1)
+    large_from(monkeypatch, 2)
 
 
 def info(node: int, total: Resources) -> m.NodeInfo:

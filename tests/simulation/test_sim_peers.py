@@ -11,31 +11,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from simcluster import SEAT, SimCluster
 from submitters import CPU1, SimTask, shape
 from test_sim_leases import DELAYS, nodes
-from test_sim_near import NearCluster, info
+from test_sim_near import NearCluster, courses, info, large_from
 
 from hpcray.common.ids import HEAD, make_proc, node_of, raylet_of
 from hpcray.common.resources import GROUP, Resources, names_in, to_units
-from hpcray.core.gcs import placement_group_manager
 from hpcray.core.gcs.gcs import RecoveringGcs
 from hpcray.core.gcs.placement_group_manager import CREATED
 from hpcray.core.gcs.state_log import TableSnapshot
-from hpcray.core.raylet import local_lease_manager, node_views
 from hpcray.core.raylet.lease_requests import LeaseRequestTable
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.raylet.peer_requests import PeerRequests
 from hpcray.protocol import messages as m
 
-SIM = settings(
-    max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-    print_blob=True,
-)
+SIM = courses(15)
 NODES = 6
 LARGEST_DELAY = 1.0
 """Seconds for which a late message between two raylets is held up, at most, with all behind it."""
@@ -50,13 +43,6 @@ OF_HEAD = (
     m.PlacementGroupNodes,
     m.ResourceContention,
 )
-
-
-def large_from(patch: pytest.MonkeyPatch, size: int) -> None:
-    """Clusters of so many nodes count as large."""
-    patch.setattr(local_lease_manager, "SMALL_CLUSTER", size - 1)
-    patch.setattr(node_views, "SMALL_CLUSTER", size - 1)
-    patch.setattr(placement_group_manager, "LARGE_CLUSTER", size - 1)
 
 
 @pytest.fixture(autouse=True)
@@ -224,6 +210,15 @@ class Course:
         for proc in sorted(self.cluster.workers)[:2]:
             self.cluster.die(proc, "killed by signal 9")
 
+    def kill_driver(self) -> None:
+        self.cluster.die(self.rng.choice(self.drivers[1:]).proc, "killed by signal 9")
+
+    def kill_some(self, nodes: list[Callable[[], object]], least: int, most: int) -> None:
+        """Nodes, by these calls, a driver, workers: so many of these kills, at some times."""
+        possible = [*nodes, self.kill_driver, self.kill_worker]
+        for kill in self.rng.sample(possible, self.rng.randint(least, most)):
+            self.at_some_time(kill)
+
     def finish(self) -> None:
         cluster = self.cluster
         cluster.run_for(4.0)
@@ -248,13 +243,7 @@ def test_work_is_done_and_nothing_leaks_though_requests_are_lost_or_late_and_nod
     course.cluster.lost, course.cluster.late = lost, late
     course.submit()
     victims = course.rng.sample(range(1, NODES), 2)
-    possible = [
-        *[lambda node=node: course.cluster.kill_node(node) for node in victims],
-        lambda: course.cluster.die(course.rng.choice(course.drivers[1:]).proc, "killed by signal 9"),
-        course.kill_worker,
-    ]
-    for fault in course.rng.sample(possible, course.rng.randint(1, 4)):
-        course.at_some_time(fault)
+    course.kill_some([lambda node=node: course.cluster.kill_node(node) for node in victims], 1, 4)
     course.finish()
 
 
@@ -270,13 +259,7 @@ def test_a_head_that_takes_over_while_requests_queue_at_other_nodes(
     course.submit(100)
     for _ in range(course.rng.randint(1, 3)):
         course.at_some_time(course.cluster.move_head if ignorant else course.cluster.take_over)
-    possible = [
-        lambda: course.cluster.kill_node(course.rng.randrange(1, NODES)),
-        lambda: course.cluster.die(course.rng.choice(course.drivers[1:]).proc, "killed by signal 9"),
-        course.kill_worker,
-    ]
-    for fault in course.rng.sample(possible, course.rng.randint(0, 2)):
-        course.at_some_time(fault)
+    course.kill_some([lambda: course.cluster.kill_node(course.rng.randrange(1, NODES))], 0, 2)
     course.finish()
 
 

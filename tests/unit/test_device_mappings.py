@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.core.core_worker.device_mappings import (
@@ -83,7 +83,6 @@ def test_of_too_many_idle_mappings_the_oldest_are_closed() -> None:
     assert len(mappings.clear()) == IDLE_LIMIT - 1, "the one in use ends with the process"
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(

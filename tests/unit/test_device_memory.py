@@ -301,7 +301,7 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(STEPS, st.booleans())
 def test_whatever_two_processes_do_the_driver_is_not_misused(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int]], exports: bool

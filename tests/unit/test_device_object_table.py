@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.core.core_worker.device_objects import DeviceObjectTable
@@ -84,7 +84,6 @@ def test_what_has_moved_counts_for_no_device_and_comes_back_as_other_tensors() -
     table.check_invariants()
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["add", "find", "map", "unmap", "room", "back", "remove", "die"]), st.integers(0, 5)),

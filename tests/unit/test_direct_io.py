@@ -48,7 +48,7 @@ PIECES = st.lists(
 
 
 @pytest.mark.parametrize("bounce", [PAGE, 4 * PAGE])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(first=st.integers(0, 5), pieces=PIECES)
 def test_pieces_written_directly_are_read_back_unchanged(
     fd: int, memory: memoryview, bounce: int, first: int, pieces: list[tuple[int, int, bool]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.core.core_worker.export_pool import IDLE_TIME, SEGMENT_SIZE, UNIT, ExportPool, PoolBlock, segment_size
@@ -46,7 +46,6 @@ def test_a_block_is_not_freed_twice() -> None:
         pool.free(block, 0.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, SEGMENT_SIZE // 3)), max_size=80))
 def test_blocks_in_use_never_overlap(steps: list[tuple[bool, int]]) -> None:
     pool, used, segments = ExportPool(), list[PoolBlock](), 0

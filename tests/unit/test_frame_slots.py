@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -140,6 +140,4 @@ class Slots(RuleBasedStateMachine):
 
 
 TestHistories = Slots.TestCase
-TestHistories.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestHistories.settings = settings(max_examples=60, stateful_step_count=40)

@@ -87,7 +87,7 @@ def test_the_last_node_that_could_take_objects_is_gone() -> None:
     assert head.finished(1, [1]) == [NodeLeft(1, "")]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10**6))
 def test_every_node_that_is_to_leave_leaves(seed: int) -> None:
     draw = random.Random(seed)

@@ -115,7 +115,7 @@ def test_so_many_strangers_cost_no_more_memory_than_a_few() -> None:
     assert messages(acceptor.receive(TIMEOUT + 1.0, initiator(b"z" * 16).message, b"h" * 16))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_no_bytes_get_an_answer_by_chance(noise: bytes) -> None:
     acceptor, node = gate(), initiator()
@@ -123,7 +123,7 @@ def test_no_bytes_get_an_answer_by_chance(noise: bytes) -> None:
     assert node.receive(noise) is None and node.state == WAITING
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 3), st.integers(0, 10_000), st.integers(1, 255))
 def test_no_letter_can_be_changed(which: int, at: int, change: int) -> None:
     acceptor, node = gate(), initiator()

@@ -191,7 +191,7 @@ def answers(outcomes: list[Any]) -> list[tuple[int, m.Message]]:
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(0, 10**6))
 def test_nodes_come_and_go_in_any_order(seed: int) -> None:
     """Invariants are checked after each step; whoever could come in, has."""

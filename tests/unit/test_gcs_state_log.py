@@ -187,7 +187,7 @@ WATCHED_EARLY = ("handle", PROCS[3], m.WatchGroup(OWNED_GROUP.group))
 CREATED_LATE = ("handle", PROCS[2], m.CreateGroup(8, OWNED_GROUP))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(history, history, st.booleans())
 @example([WATCHED_EARLY, ("process_died", PROCS[0], "killed by signal 9")], [CREATED_LATE], False)
 @example([WATCHED_EARLY, ("handle", PROCS[0], m.RemoveGroup(OWNED_GROUP.group))], [CREATED_LATE], False)

@@ -467,7 +467,7 @@ class Watched:
         assert self.node.core.resources.pool.is_reachable({"GPU": self.gpus * UNIT})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 3), st.lists(OPERATION, max_size=60))
 def test_no_gpu_is_ever_held_twice_or_lost(gpus: int, operations: list[tuple[str, int]]) -> None:
     watched = Watched(gpus)

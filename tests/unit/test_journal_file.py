@@ -48,7 +48,7 @@ def read(path: Path) -> list[bytes]:
         file.close()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.binary(min_size=1, max_size=200), st.booleans()), max_size=12), st.data())
 def test_a_prefix_of_the_records_survives_a_cut_at_any_byte(
     records: list[tuple[bytes, bool]], data: st.DataObject
@@ -137,7 +137,7 @@ def test_a_journal_damaged_in_its_first_record_stops_the_start(tmp_path: Path) -
         damage(path, lambda data: data.replace(b"one", b"own"))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(min_size=1, max_size=60), min_size=2, max_size=12), st.data())
 def test_damage_before_the_last_record_is_reported(records: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(map(pack_record, records))

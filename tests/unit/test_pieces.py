@@ -20,7 +20,7 @@ READY = st.builds(
 OTHER = st.sampled_from([m.ProcDied(make_proc(1, 2), "it ended"), m.BorrowAck(70_000), m.FrameRead(1 << 33)])
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(st.one_of(READY, OTHER), max_size=20))
 def test_the_pieces_are_what_the_encoder_makes(messages: list[m.Message]) -> None:
     pieces = encode_pieces(messages)

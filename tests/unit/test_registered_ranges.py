@@ -92,7 +92,7 @@ def test_ranges_of_an_arena_that_goes_are_closed_when_nothing_uses_them() -> Non
         ranges.unuse(used)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(
         st.tuples(

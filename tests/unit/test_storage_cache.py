@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.protocol import storage_cache
@@ -237,7 +237,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_whatever_is_read_and_dropped_memory_has_one_user_and_the_budget_holds(steps: list[tuple[str, Any]]) -> None:
     cache = StorageCache(50, lambda block: not block.storage.users)

@@ -215,7 +215,7 @@ class Inner:
         return bytes, (blob_of(self.tensor),)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_any_views_of_one_memory_arrive_whole(data: st.DataObject) -> None:
     base = torch.arange(data.draw(st.integers(1, 300)), dtype=torch.int32)

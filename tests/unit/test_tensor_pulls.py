@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -70,7 +70,6 @@ def test_what_is_to_pass_directly_does_whatever_its_size_and_host() -> None:
 RANGES = st.lists(st.builds(PullRange, st.integers(0, 5), st.integers(0, 100), st.integers(0, 3 * SEGMENT)), max_size=6)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(RANGES)
 def test_messages_are_the_ranges_in_order_and_the_first_one_is_small(ranges: list[PullRange]) -> None:
     found = divide_ranges(ranges)
@@ -308,6 +307,4 @@ class Transfers(RuleBasedStateMachine):
 
 
 TestTransfers = Transfers.TestCase
-TestTransfers.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+TestTransfers.settings = settings(max_examples=150, stateful_step_count=40)
