@@ -35,6 +35,7 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
+from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_interruptions
 from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, WorkerOutputPrinter
 from hpcray.runtime.diagnostics.introspection import ObjectInventory
 from hpcray.runtime.node.bootstrap import ClusterEntry, enter
@@ -388,6 +389,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         driver_signals.defer_sigint(process.engine)
         driver_signals.forward_to_raylet(process)
         driver_signals.exit_at_drain_deadline(process)
+        defer_interruptions(process.engine, driver_signals.in_our_code)
     except BaseException:
         current.process = None
         if entry.node is not None:
@@ -511,6 +513,7 @@ def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))
     process.close()
+    end_interruptions()
     if entry is not None and entry.node is not None:
         entry.node.leave()
 

@@ -129,9 +129,7 @@ def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
     return {
         name: text
         for name, text in variables.items()
-        if name in _READ_AT_START
-        or name.startswith(_READ_AT_START_PREFIXES)
-        or name.endswith(_READ_AT_START_SUFFIXES)
+        if name in _READ_AT_START or name.startswith(_READ_AT_START_PREFIXES) or name.endswith(_READ_AT_START_SUFFIXES)
     }
 
 

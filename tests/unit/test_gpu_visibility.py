@@ -272,7 +272,7 @@ class _Limits:
         self.said: list[int] = []
         self.lib_controllers = [_Library(name, self.said) for name in names or ("openblas",)]
 
-    def ThreadpoolController(self) -> _Limits:  # noqa: N802
+    def ThreadpoolController(self) -> _Limits:
         return self
 
 

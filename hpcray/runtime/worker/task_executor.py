@@ -49,6 +49,8 @@ _LEND_AFTER = 0.01
 less, also where other processes want the processor."""
 _RESEND_DELAY = 0.001
 """Seconds after which an interrupt is sent again that came in the middle of our code."""
+_LATE_INTERRUPT = 1.0
+"""Seconds in which the interrupt of a task that was cancelled may still come when the task has ended."""
 _EXIT_WRITE_TIMEOUT = 5.0
 """Seconds for which a worker that exits waits until its last replies are read."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -137,6 +139,8 @@ class TaskExecutor:
         self._functions: dict[bytes, tuple[str, Callable[..., Any]]] = {}
         self._blocked = 0
         self._interruptible = False
+        self._interrupts = 0
+        self._interrupted_at = 0.0
         self._children_from = 0
         self._raylet = raylet_of(process.node)
         self._pid = os.getpid()
@@ -251,6 +255,7 @@ class TaskExecutor:
                 self.engine.flush()
                 os._exit(1)
             self.cancelled.add(msg.task)
+            self._interrupts, self._interrupted_at = self._interrupts + 1, monotonic()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
@@ -298,15 +303,36 @@ class TaskExecutor:
         self.environment.enter()
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:
-        """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else.
+        """A SIGINT comes from ourselves (`_on_cancel`), for one task, or from the program: it has called
+        `_thread.interrupt_main()` or `signal.raise_signal`. Either is a KeyboardInterrupt of the task or call that runs.
 
-        And not the middle of a table update of ours either: then the signal is sent again a moment later.
+        And not the middle of a table update of ours: then the signal is sent again a moment later.
         """
-        if self.running not in self.cancelled or not self._interruptible:
+        asleep = threading.get_ident() in self.engine.asleep
+        if self.actor is None:
+            cancelled = self._interruptible and self.running in self.cancelled
+            if not cancelled and (self._take_late_interrupt() or not self._interruptible):
+                return
+            if asleep or in_user_code(frame):
+                self._take_late_interrupt()
+                raise KeyboardInterrupt
+        elif in_user_code(frame):
+            # Our own code that calls the user's looks so, too: behind the call an interrupt would cost the reply.
+            if frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+                raise KeyboardInterrupt
+        elif self.process.local.task is None:
             return
-        if threading.get_ident() in self.engine.asleep or in_user_code(frame):
+        elif asleep:
             raise KeyboardInterrupt
         _send_again(signum)
+
+    def _take_late_interrupt(self) -> bool:
+        """Return True if an interrupt may be that of a task that was cancelled, and had ended when it came."""
+        if not self._interrupts or monotonic() - self._interrupted_at > _LATE_INTERRUPT:
+            self._interrupts = 0
+            return False
+        self._interrupts -= 1
+        return True
 
     def terminated(self, signum: int, frame: FrameType | None) -> None:
         """SIGTERM ends the process, as in Ray: a task, or a call of an actor that runs one at a time,
