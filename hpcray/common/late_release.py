@@ -1,9 +1,9 @@
 """Destructors of objects that the garbage collector finds in a reference cycle, but that may still be used.
 
 Python calls `__del__` of all objects of a cycle before it takes any of them apart. The destructor of another object may
-read a ref of ours after that, or save it for later, and `__del__` is not called a second time. So what an object of ours
-releases in `__del__` is released when its memory is freed: such an object then gets a `LateRelease`, which the garbage
-collector does not see, and whose destructor runs with the end of its owner.
+read a ref of ours after that, or save it for later, and `__del__` is not called a second time. So what an object of
+ours releases in `__del__` is released when its memory is freed: such an object then gets a `LateRelease`, which the
+garbage collector does not see, and whose destructor runs with the end of its owner.
 
 Source: PEP 442, Safe object finalization.
 """

@@ -100,7 +100,7 @@ class CompiledDAGFuture(_Result):
         try:
             values = yield from asyncio.shield(fut).__await__()
         finally:
-            self._drop()
+            self._dropping()()
         return unwrapped(values[self._channel_index or 0])
 
     def __del__(self) -> None:

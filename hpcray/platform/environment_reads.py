@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 
 class EnvironmentReads:
@@ -31,7 +32,7 @@ class EnvironmentReads:
         encode = environ.encodekey
         known = environ.copy()
 
-        def note(name: str) -> bytes:
+        def note(name: Any) -> Any:
             if isinstance(name, str):
                 self.values.setdefault(name, known.get(name))
             return encode(name)

@@ -37,7 +37,9 @@ ADDRESS = "HPCRAY_ADDRESS"
 what they start. For commands, OWN_SESSION comes before it."""
 OWN_SESSION = "HPCRAY_SESSION"
 """Variable with the session directory of the node that this program has started or joined, and of that of a worker.
-Commands, and `init(address="auto")`, that they start look there; `init()` there starts a job of its own, as in Ray."""
+Commands that they start look there, and so does `init()` of their children, which joins the job of its parent."""
+OWN_NAMESPACE = "HPCRAY_NAMESPACE"
+"""Variable with the namespace of that program or worker, which children that join without an address have too."""
 RAYLET_SOCKET = "r.s"
 _LOCK = "lock"
 _MAX_ROOT_TRIES = 100
@@ -208,6 +210,17 @@ def read_session(path: str) -> SessionInfo:
             f"no live hpcray node at {path!r}; hint: the job has ended, or the address is of another machine"
         )
     return info
+
+
+def session_of_parent(environ: Mapping[str, str]) -> SessionInfo | None:
+    """Return the node of the program or worker that has started this process, or one of its ancestors; None if there is
+    none, its job has ended, or a batch job of its own lies between the two."""
+    try:
+        found = read_session(environ[OWN_SESSION])
+    except (KeyError, StartupError):
+        return None
+    batch_job = environ.get("SLURM_JOB_ID", "")
+    return None if found.slurm_job and batch_job and found.slurm_job != batch_job else found
 
 
 @contextlib.contextmanager

@@ -101,8 +101,12 @@ class _SignalModule:
 
 
 class _Interruptions:
-    """State of this process: the engine whose lock counts; whether a frame is one of our code; what a collection must not find; and the generation that is
-    to be collected when the lock is free, -1 for none."""
+    """State of this process.
+
+    Attributes:
+        engine: the engine whose lock counts. in_our_code: whether a frame is one of our code.
+        held: what a collection must not find. due: the generation that is to be collected when the lock is free, or -1.
+    """
 
     engine: IoEngine | None = None
     in_our_code: Callable[[FrameType | None], bool] = staticmethod(lambda frame: False)

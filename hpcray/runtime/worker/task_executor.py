@@ -28,6 +28,7 @@ from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.runtime_env import RUNTIME_ENV_VARIABLE
+from hpcray.platform.session_directory import OWN_NAMESPACE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
@@ -297,6 +298,7 @@ class TaskExecutor:
                 sys.path.insert(0, path)
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
+        os.environ[OWN_NAMESPACE] = job.namespace
         os.environ.update(expanded(job.env))
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
@@ -304,7 +306,8 @@ class TaskExecutor:
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:
         """A SIGINT comes from ourselves (`_on_cancel`), for one task, or from the program: it has called
-        `_thread.interrupt_main()` or `signal.raise_signal`. Either is a KeyboardInterrupt of the task or call that runs.
+        `_thread.interrupt_main()` or `signal.raise_signal`. Either is a KeyboardInterrupt of the task or call that
+        runs.
 
         And not the middle of a table update of ours: then the signal is sent again a moment later.
         """
