@@ -26,7 +26,7 @@ from hpcray.core.gcs.bin_packing import Demand
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.resource_demand import node_uses, read_floor, waiting_requests
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import WORKER
 from hpcray.runtime.node.node_provider import JobNodeProvider, LocalNodeProvider, NodeProvider, has_slurm

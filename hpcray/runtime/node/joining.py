@@ -38,7 +38,7 @@ from hpcray.core.gcs.node_manager import NodeManager
 from hpcray.core.gcs.query_service import KeyValueStore
 from hpcray.platform.arena import Arena
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.join_token import JoinToken
 from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name
