@@ -58,7 +58,7 @@ OUT_OF_BAND = "RAY_allow_out_of_band_object_ref_serialization"
 
 
 class Diagnostics(Protocol):
-    """Diagnostics of a core worker (`hpcray.runtime.diagnostics`): answers about itself, reports of long waits."""
+    """Diagnostics of a core worker (`hpcray.diagnostics`): answers about itself, reports of long waits."""
 
     @property
     def handlers(self) -> HandlerTable:
