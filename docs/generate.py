@@ -2,9 +2,9 @@
 `--check` to compare only.
 
 settings.md: the fields of `common.config.Config`. commands.md: the command lines of `cli/`. protocol.md: the messages
-of `protocol.messages`, with the handlers that the syntax trees of the kernel and of the features show. states.md: every table
-of states in them. Stubs: the modules of Ray in `compat.table`, for type checkers, which cannot see what is found when the
-program runs.
+of `protocol.messages`, with the handlers that the syntax trees of the kernel and of the features show. states.md: every
+table of states in them. Stubs: the modules of Ray in `compat.table`, for type checkers, which cannot see what is found
+when the program runs.
 """
 
 from __future__ import annotations

@@ -21,11 +21,11 @@ from hpcray.autoscaler.autoscaler import (
     Terminate,
 )
 from hpcray.autoscaler.node_provider import JobNodeProvider, LocalNodeProvider, NodeProvider, has_slurm
-from hpcray.core.gcs.resource_demand import node_uses, read_floor, waiting_requests
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.core.gcs.bin_packing import Demand
 from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.resource_demand import node_uses, read_floor, waiting_requests
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.private_file import write_private_file
 from hpcray.protocol import messages as m

@@ -32,7 +32,6 @@ from typing import Any
 
 import msgspec
 
-from hpcray.core.gcs.resource_demand import hosts_of_actors, is_idle
 from hpcray.common.resources import Resources, add, plain, to_amounts
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.actor_manager import ActorManager
@@ -40,6 +39,7 @@ from hpcray.core.gcs.cluster_resources import ClusterResources, NodeResources, n
 from hpcray.core.gcs.cluster_scheduler import ClusterScheduler
 from hpcray.core.gcs.node_types import TYPE_LABEL
 from hpcray.core.gcs.placement_group_manager import GcsPlacementGroup, PlacementGroupManager
+from hpcray.core.gcs.resource_demand import hosts_of_actors, is_idle
 from hpcray.core.gcs.state_log import DirtyRows
 from hpcray.protocol.messages import GcsCall, GcsReply, NodeInfo
 
