@@ -116,7 +116,7 @@ class PrivateDirectory:
         return os.path.join(self.path, name)
 
     def exposed_by(self) -> str:
-        """Why another user could put another directory at this path later; "" if none can."""
+        """The reason why another user could put another directory at this path later; "" if none can."""
         try:
             step = _walk(self.path, False)
         except UntrustedPathError as error:
@@ -263,7 +263,7 @@ def write_private_file(path: str, data: bytes, durable: bool = False, ancestors:
 
 
 def exposed_directory(path: str) -> UntrustedPathError | None:
-    """Why this user can keep no secrets below a directory: one above, or it itself, is in another user's hands.
+    """The reason why this user can keep no secrets below a directory: one above, or it itself, is another user's.
 
     None where it can, and where there is no such directory: its use raises the error.
     """
@@ -338,7 +338,7 @@ def _need_own(path: str, state: os.stat_result, excess: int) -> None:
 
 
 def _link_or(error: OSError, path: str) -> OSError:
-    """What to raise for an error of an `os.open` that does not follow links."""
+    """The error to raise for an error of an `os.open` that does not follow links."""
     if error.errno == errno.ELOOP or (error.errno == errno.ENOTDIR and os.path.islink(path)):
         return UntrustedPathError(path, "is a symbolic link", "remove it")
     if error.errno in (errno.ENXIO, errno.ENODEV):  # a pipe, a socket
@@ -414,7 +414,7 @@ def _read_link(name: str, directory: int) -> str | None:
 
 
 def _exposed(state: os.stat_result) -> str:
-    """Why another user could exchange what is in a directory; "" if none can."""
+    """The reason why another user could exchange what is in a directory; "" if none can."""
     if not is_trusted_owner(state.st_uid):
         return f"belongs to {_owner(state.st_uid)}, who could exchange what is in it"
     if state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:

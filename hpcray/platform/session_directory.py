@@ -190,7 +190,7 @@ def _choose_root(environ: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _taken(root: str) -> str:
-    """Why the name of the root is not free for this user; "" if it is."""
+    """The reason why the name of the root is not free for this user; "" if it is."""
     try:
         owner = os.stat(root, follow_symlinks=False).st_uid
     except OSError:
