@@ -2,10 +2,10 @@
 
 Other users may have been there first: they plant files, directories, links and pipes under names that they can know,
 and exchange directories that lie in one of theirs. So what is read, run or appended to is judged once it is *open*,
-when nobody can exchange it any more, and what is in a directory is reached by the directory's descriptor:
+when no one can exchange it any more, and what is in a directory is reached by the directory's descriptor:
 
-- a file is a regular one of this user's, has one name, and nobody else can write to it;
-- a directory is this user's and not open to the world; with `CLOSED`, nobody else can enter it;
+- a file is a regular one of this user's, has one name, and no other user can write to it;
+- a directory is this user's and not open to the world; with `CLOSED`, no other user can enter it;
 - where asked for (`ancestors=True`: sessions, sockets, secrets), every directory above belongs to root, to this user or
   to a container's outside, and is not open to all users without a sticky bit; so no path leads elsewhere later.
 
@@ -28,7 +28,7 @@ from hpcray.platform.config_files import launch_config
 SAFE_DIRECTORIES = "HPCRAY_SAFE_DIRECTORIES"
 """Variable with directories of other users that this user trusts, separated by colons."""
 WORLD, OTHERS, CLOSED = 0o002, 0o022, 0o077
-"""Permissions that are too many: writing for all users; for the group too; anything for anybody else."""
+"""Permissions that are too many: writing for all users; for the group too; anything for other users."""
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
 _STEP = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # O_DIRECTORY: an automounter has to mount it
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK  # a pipe that somebody planted does not block
@@ -155,8 +155,8 @@ class PrivateDirectory:
         Args:
             name: of the file in this directory.
             flags: of `os.open`.
-            excess: permissions that it must not have: OTHERS or CLOSED. OTHERS does not count where nobody else can
-                enter this directory.
+            excess: permissions that it must not have: OTHERS or CLOSED. OTHERS does not count where no
+                other user can enter this directory.
 
         Raises:
             UntrustedPathError: it is a link or no file, has a second name, or others could have made or written it.
@@ -213,8 +213,8 @@ def open_private_file(path: str, flags: int = os.O_RDONLY, excess: int = OTHERS,
     Args:
         path: of the file.
         flags: of `os.open`.
-        excess: permissions that it must not have: OTHERS or CLOSED. OTHERS does not count where nobody else can enter
-            its directory.
+        excess: permissions that it must not have: OTHERS or CLOSED. OTHERS does not count where no other
+            user can enter its directory.
         ancestors: whether all directories above have to be trusted.
 
     Raises:
