@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from hpcray.common.ids import raylet_of
+from hpcray.diagnostics.cluster_query import ClusterQuery
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 
 Amounts = Mapping[str, float]
 Bundle = tuple[tuple[str, float], ...]
