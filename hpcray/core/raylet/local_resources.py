@@ -468,7 +468,7 @@ class BundleResources:
         return changed
 
     def snapshot(self) -> dict[str, dict[str, float]]:
-        """What all bundles here hold, and what is free in them; amounts in the units of users."""
+        """Return the amounts that all bundles here hold, and those that are free in them; in the units of users."""
         held: Resources = {}
         free: Resources = {}
         for bundle in self:
