@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from functools import cache, cached_property
 from typing import Any
 
 from helpers.jobs import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PUBLIC_METHODS, FUNCTION_LINES = 30, 60
 FIRST_WORDS = frozenset(
@@ -41,6 +47,11 @@ class Source:
         parts = self.path.split("/")[:-1]
         return ".".join(parts[:2] if parts[:1] in (["core"], ["runtime"]) else parts[:1])
 
+    @property
+    def is_core(self) -> bool:
+        """True for a state machine: those of the kernel, and those that the contract on purity names in features."""
+        return self.path.startswith("core/") or self.path in _cores_of_features()
+
     @cached_property
     def nodes(self) -> list[ast.AST]:
         """The nodes of the tree, outer ones first, without `Load` and `Store`."""
@@ -67,6 +78,20 @@ class Source:
 
     def classes(self) -> Iterator[ast.ClassDef]:
         return iter(self.of_kind(ast.ClassDef))
+
+
+@cache
+def import_contracts() -> list[dict[str, Any]]:
+    """The import contracts of pyproject.toml."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return list(options["contracts"])
+
+
+@cache
+def _cores_of_features() -> frozenset[str]:
+    (purity,) = (contract for contract in import_contracts() if contract["id"] == "purity")
+    names = [name.removeprefix("hpcray.") for name in purity["source_modules"]]
+    return frozenset(f"{name.replace('.', '/')}.py" for name in names if name != "core")
 
 
 def parse(path: str, text: str) -> Source:
@@ -135,7 +160,7 @@ def _stores(node: ast.AST) -> Iterator[ast.Attribute]:
 
 def core_writes(source: Source) -> Iterator[str]:
     """Stores, outside the cores, to a field of what a variable or attribute of `CORE_NAMES` holds."""
-    if source.path.startswith("core/"):
+    if source.is_core:
         return
     for node in source.nodes:
         for attribute in _stores(node):
