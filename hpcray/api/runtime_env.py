@@ -93,7 +93,7 @@ class RuntimeEnvs:
 
     @property
     def _preloads(self) -> bool:
-        """Whether fork servers import modules ahead of workers: these may have read any variable."""
+        """Return True if fork servers import modules ahead of workers: these may have read any variable."""
         job = self._process.job
         return bool(self._process.config.preload or (job is not None and job.preload))
 

@@ -29,9 +29,9 @@ from hpcray.core.core_worker.object_entry import Waiter
 from hpcray.core.core_worker.object_table import PENDING
 from hpcray.diagnostics.introspection import ObjectInventory
 from hpcray.notebooks.notebook import show_in_cells
-from hpcray.platform.job_variables import JobVariables
+from hpcray.platform.job_variables import JobVariables, session_of_parent
 from hpcray.platform.log_format import check_rotation
-from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInfo, session_of_parent
+from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInfo
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
 from hpcray.protocol.messages import Exit

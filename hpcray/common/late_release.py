@@ -40,7 +40,7 @@ class LateRelease(bytes):
 
 
 def is_referred(owner: object) -> bool:
-    """In `__del__` of `owner`, which calls this with its own argument: whether anything still refers to it."""
+    """Return True if anything refers to `owner`, whose `__del__` calls this with its own argument."""
     return getrefcount(owner) > _ALONE
 
 
@@ -57,4 +57,4 @@ def _count(owner: object) -> int:
 
 _Probe()
 _ALONE = _Probe.count
-"""What `is_referred` counts for an object to which nothing refers."""
+"""The count of `is_referred` for an object to which nothing refers."""

@@ -53,4 +53,4 @@ class EnvironmentReads:
 
 
 of_imports = EnvironmentReads()
-"""What was read during the imports of the fork server. Forked workers inherit it; elsewhere it is empty."""
+"""The reads during the imports of the fork server. Forked workers inherit it; elsewhere it is empty."""

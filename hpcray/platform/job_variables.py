@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 
-from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, OWN_SESSION
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, OWN_SESSION, SessionInfo, read_session
 
 
 class JobVariables:
@@ -46,3 +47,14 @@ class JobVariables:
     def _name(self, name: str, text: str) -> None:
         self._before.setdefault(name, self._environ.get(name))
         self._environ[name] = self._set[name] = text
+
+
+def session_of_parent(environ: Mapping[str, str]) -> SessionInfo | None:
+    """Return the node of the program or worker that has started this process, or one of its ancestors; None if there is
+    none, its job has ended, or a batch job of its own lies between the two."""
+    try:
+        found = read_session(environ[OWN_SESSION])
+    except (KeyError, StartupError):
+        return None
+    batch_job = environ.get("SLURM_JOB_ID", "")
+    return None if found.slurm_job and batch_job and found.slurm_job != batch_job else found

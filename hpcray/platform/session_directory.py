@@ -272,17 +272,6 @@ def read_session(path: str) -> SessionInfo:
     return info
 
 
-def session_of_parent(environ: Mapping[str, str]) -> SessionInfo | None:
-    """Return the node of the program or worker that has started this process, or one of its ancestors; None if there is
-    none, its job has ended, or a batch job of its own lies between the two."""
-    try:
-        found = read_session(environ[OWN_SESSION])
-    except (KeyError, StartupError):
-        return None
-    batch_job = environ.get("SLURM_JOB_ID", "")
-    return None if found.slurm_job and batch_job and found.slurm_job != batch_job else found
-
-
 @contextlib.contextmanager
 def _locked_root(root: str) -> Iterator[None]:
     """Context manager that holds the lock of the user's root directory, made if necessary. Cleaning up and making are

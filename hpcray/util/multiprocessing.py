@@ -19,7 +19,7 @@ from hpcray.api.objects import get, put
 from hpcray.api.runtime_context import cluster_resources
 from hpcray.api.session import init, is_initialized
 from hpcray.common.exceptions import ActorDiedError
-from hpcray.platform.session_directory import session_of_parent
+from hpcray.platform.job_variables import session_of_parent
 from hpcray.transport.startup import read_launch
 from hpcray.util.dispatcher import (
     CALL,

@@ -361,7 +361,7 @@ class ObjectRefGenerator(Generic[T_co]):
 
 
 def _drop_stream(stream: GeneratorStream) -> None:
-    """Nobody takes anything from a stream any more."""
+    """Take note that the values of a stream that are left will not be taken."""
     stream.dropped = True
     stream.refs = deque()
     if stream.task.extra.window > 0 and stream.task.worker is not None:

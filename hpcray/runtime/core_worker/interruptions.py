@@ -6,7 +6,7 @@ for anything. So they come a moment later, when the lock is free:
 
 - A handler in Python that interrupts such code is not called; its signal is raised again when the lock is free. Nor,
   for a while, where other code of ours is at work that does not sleep: a handler may raise an exception.
-  `signal.signal` puts a `DeferrableHandler` in the place of each
+  `signal.signal` puts a `SignalHandler` in the place of each
   handler for that; `signal.getsignal` returns the user's own.
 - A collection that Python begins there finds no garbage: all that it looks at is referred to meanwhile. It is made up
   for as soon as the lock is free.
@@ -40,7 +40,7 @@ _PATIENCE = 0.1
 """Seconds for which a handler waits for the end of code of ours that holds no lock."""
 
 
-class DeferrableHandler:
+class SignalHandler:
     """A handler of a signal that is called when it may use hpcray, and may raise an exception."""
 
     __slots__ = ("_since", "handler")
@@ -50,16 +50,16 @@ class DeferrableHandler:
         self._since = 0.0
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
-        engine = _Interruptions.engine
-        if engine is not None and self._must_wait(engine, frame) and _raise_again(engine, number):
+        context = _context
+        if context is not None and self._must_wait(context, frame) and _raise_again(context.engine, number):
             return None
         self._since = 0.0
         return self.handler(number, frame)
 
-    def _must_wait(self, engine: IoEngine, frame: FrameType | None) -> bool:
-        if engine.holds_lock():
+    def _must_wait(self, context: _HandlerContext, frame: FrameType | None) -> bool:
+        if context.engine.holds_lock():
             return True
-        if _thread.get_ident() in engine.asleep or not _Interruptions.in_our_code(frame):
+        if _thread.get_ident() in context.engine.asleep or not context.in_our_code(frame):
             return False
         self._since = self._since or monotonic()
         return monotonic() - self._since < _PATIENCE
@@ -94,24 +94,40 @@ class _SignalModule:
         return getattr(self._module, name)
 
     def signal(self, number: int, handler: Any) -> Any:
-        return _own(self._module.signal(number, _deferrable(handler)))
+        return _own(self._module.signal(number, _guarded(handler)))
 
     def getsignal(self, number: int) -> Any:
         return _own(self._module.getsignal(number))
 
 
-class _Interruptions:
-    """State of this process.
+class _HandlerContext:
+    """The state of this process for its handlers and collections.
 
     Attributes:
         engine: the engine whose lock counts. in_our_code: whether a frame is one of our code.
         held: what a collection must not find. due: the generation that is to be collected when the lock is free, or -1.
     """
 
-    engine: IoEngine | None = None
-    in_our_code: Callable[[FrameType | None], bool] = staticmethod(lambda frame: False)
-    held: list[list[Any]] | None = None
-    due = -1
+    def __init__(self, engine: IoEngine, in_our_code: Callable[[FrameType | None], bool]) -> None:
+        self.engine, self.in_our_code = engine, in_our_code
+        self.held: list[list[Any]] | None = None
+        self.due = -1
+
+    def keep_all(self, generation: int) -> None:
+        """Have the collection of this generation that begins now find no garbage, and make up for it."""
+        self.held = [gc.get_objects(young) for young in range(generation + 1)]
+        if self.due < 0:
+            self.engine.pending_calls.append(self.collect)
+        self.due = max(self.due, min(generation + 1, _OLDEST))  # what is left is a generation older
+
+    def collect(self) -> None:
+        """Make the collections that are due (lock not held)."""
+        generation, self.due = self.due, -1
+        if generation >= 0:
+            gc.collect(generation)
+
+
+_context: _HandlerContext | None = None
 
 
 def defer_interruptions(engine: IoEngine, in_our_code: Callable[[FrameType | None], bool]) -> None:
@@ -120,7 +136,8 @@ def defer_interruptions(engine: IoEngine, in_our_code: Callable[[FrameType | Non
     Args:
         in_our_code: whether the code that a handler has interrupted is ours, and not called by the user's.
     """
-    _Interruptions.engine, _Interruptions.in_our_code = engine, staticmethod(in_our_code)
+    global _context
+    _context = _HandlerContext(engine, in_our_code)
     names = vars(signal)
     if not isinstance(names["_signal"], _SignalModule):
         names["_signal"] = _SignalModule(names["_signal"])
@@ -129,45 +146,36 @@ def defer_interruptions(engine: IoEngine, in_our_code: Callable[[FrameType | Non
         module = names["_signal"]._module
         for number in signal.valid_signals():
             known = module.getsignal(number)
-            if callable(known) and known is not signal.default_int_handler and _deferrable(known) is not known:
-                module.signal(number, _deferrable(known))
+            if callable(known) and known is not signal.default_int_handler and _guarded(known) is not known:
+                module.signal(number, _guarded(known))
 
 
 def end_interruptions() -> None:
-    """This process, or this child that the user's code has forked, has left its job."""
-    _Interruptions.engine = None
+    """Take note that this process, or a child that the code of the user has forked, has left its job."""
+    global _context
+    _context = None
 
 
 os.register_at_fork(after_in_child=end_interruptions)
 
 
-def _deferrable(handler: Any) -> Any:
-    if not callable(handler) or isinstance(handler, (int, DeferrableHandler)):
+def _guarded(handler: Any) -> Any:
+    if not callable(handler) or isinstance(handler, (int, SignalHandler)):
         return handler
-    return handler if getattr(handler, "__module__", "") == _EVENT_LOOP else DeferrableHandler(handler)
+    return handler if getattr(handler, "__module__", "") == _EVENT_LOOP else SignalHandler(handler)
 
 
 def _own(handler: Any) -> Any:
-    return handler.handler if isinstance(handler, DeferrableHandler) else handler
+    return handler.handler if isinstance(handler, SignalHandler) else handler
 
 
 def _on_collection(phase: str, info: dict[str, int]) -> None:
+    context = _context
     if phase != "start":
         collecting.clear()
-        _Interruptions.held = None
+        if context is not None:
+            context.held = None
         return
     collecting.append(True)
-    engine = _Interruptions.engine
-    if engine is None or not engine.holds_lock():
-        return
-    generation = info["generation"]
-    _Interruptions.held = [gc.get_objects(young) for young in range(generation + 1)]
-    if _Interruptions.due < 0:
-        engine.pending_calls.append(_collect)
-    _Interruptions.due = max(_Interruptions.due, min(generation + 1, _OLDEST))  # what is left is a generation older
-
-
-def _collect() -> None:
-    generation, _Interruptions.due = _Interruptions.due, -1
-    if generation >= 0:
-        gc.collect(generation)
+    if context is not None and context.engine.holds_lock():
+        context.keep_all(info["generation"])

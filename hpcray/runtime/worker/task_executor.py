@@ -98,6 +98,25 @@ def _end_forked_child(
         os._exit(0 if error is None else 1)
 
 
+class CancelledTasks(set[bytes]):
+    """The tasks that were cancelled while they ran, and how many of their interrupts have not come yet."""
+
+    _interrupts = 0
+    _last = 0.0
+
+    def expect_interrupt(self) -> None:
+        """Count the interrupt of a task that is sent now."""
+        self._interrupts, self._last = self._interrupts + 1, monotonic()
+
+    def take_interrupt(self) -> bool:
+        """Return True if an interrupt that has come may be one of those: its task may have ended meanwhile."""
+        if not self._interrupts or monotonic() - self._last > _LATE_INTERRUPT:
+            self._interrupts = 0
+            return False
+        self._interrupts -= 1
+        return True
+
+
 class TaskExecutor:
     """Executes what submitters push. The main thread runs tasks and drives the engine in between.
 
@@ -124,7 +143,7 @@ class TaskExecutor:
         self.environment = environment
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
-        self.cancelled: set[bytes] = set()
+        self.cancelled: CancelledTasks = CancelledTasks()
         self.log_parts: Callable[[bytes, str], dict[str, Any]] | None = None
         self.replies = Replies(self, process)
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
@@ -140,8 +159,6 @@ class TaskExecutor:
         self._functions: dict[bytes, tuple[str, Callable[..., Any]]] = {}
         self._blocked = 0
         self._interruptible = False
-        self._interrupts = 0
-        self._interrupted_at = 0.0
         self._children_from = 0
         self._raylet = raylet_of(process.node)
         self._pid = os.getpid()
@@ -256,7 +273,7 @@ class TaskExecutor:
                 self.engine.flush()
                 os._exit(1)
             self.cancelled.add(msg.task)
-            self._interrupts, self._interrupted_at = self._interrupts + 1, monotonic()
+            self.cancelled.expect_interrupt()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
@@ -314,10 +331,10 @@ class TaskExecutor:
         asleep = threading.get_ident() in self.engine.asleep
         if self.actor is None:
             cancelled = self._interruptible and self.running in self.cancelled
-            if not cancelled and (self._take_late_interrupt() or not self._interruptible):
+            if not cancelled and (self.cancelled.take_interrupt() or not self._interruptible):
                 return
             if asleep or in_user_code(frame):
-                self._take_late_interrupt()
+                self.cancelled.take_interrupt()
                 raise KeyboardInterrupt
         elif in_user_code(frame):
             # Our own code that calls the user's looks so, too: behind the call an interrupt would cost the reply.
@@ -328,14 +345,6 @@ class TaskExecutor:
         elif asleep:
             raise KeyboardInterrupt
         _send_again(signum)
-
-    def _take_late_interrupt(self) -> bool:
-        """Return True if an interrupt may be that of a task that was cancelled, and had ended when it came."""
-        if not self._interrupts or monotonic() - self._interrupted_at > _LATE_INTERRUPT:
-            self._interrupts = 0
-            return False
-        self._interrupts -= 1
-        return True
 
     def terminated(self, signum: int, frame: FrameType | None) -> None:
         """SIGTERM ends the process, as in Ray: a task, or a call of an actor that runs one at a time,
