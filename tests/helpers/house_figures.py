@@ -9,8 +9,6 @@ from __future__ import annotations
 
 STRINGS = {
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
-    "hpcray.api.session -> hpcray.util.tracing.otlp_file": "the set-up function of HPCRAY_TRACE",
-    "hpcray.api.session -> hpcray.util.tracing.tracing_helper": "init() starts tracing",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
