@@ -16,7 +16,7 @@ from hpcray.platform.dashboard_address import UNIX, published_dashboard
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 if TYPE_CHECKING:
-    from hpcray.ray_api.server import Place
+    from hpcray.ray_api.server import ApiAddress
 
 
 @click.command()
@@ -54,12 +54,12 @@ def dashboard(
     """
     try:
         from hpcray.dashboard import server
-        from hpcray.ray_api.server import Place
+        from hpcray.ray_api.server import ApiAddress
     except ImportError as error:
         raise click.ClickException(f"{error}; hint: pip install 'hpcray[observe]'") from None
     with errors_as_messages(ValueError):
         ray_api = ray_api or launch_config(os.environ).ray_api
-    api_place = Place(ray_api_host, ray_api_port, *(ray_api_tls or ())) if ray_api else None
+    api_place = ApiAddress(ray_api_host, ray_api_port, *(ray_api_tls or ())) if ray_api else None
     path = session_directory(address)
     with contextlib.ExitStack() as stack:
         try:
@@ -93,7 +93,7 @@ def dashboard(
             click.echo(f"the job has ended: {ended}")
 
 
-def _listen(stack: contextlib.ExitStack, place: Place) -> socket.socket:
+def _listen(stack: contextlib.ExitStack, place: ApiAddress) -> socket.socket:
     """Listen where Ray's API is to be; the command ends with a message where that is not possible."""
     try:
         return stack.enter_context(contextlib.closing(place.listen()))
@@ -102,7 +102,7 @@ def _listen(stack: contextlib.ExitStack, place: Place) -> socket.socket:
         raise click.ClickException(f"{error}{hint}") from None
 
 
-def _serve_api(stack: contextlib.ExitStack, process: CoreWorker, sock: socket.socket, place: Place) -> None:
+def _serve_api(stack: contextlib.ExitStack, process: CoreWorker, sock: socket.socket, place: ApiAddress) -> None:
     """Serve Ray's API until the stack ends, and say how its clients find it."""
     from hpcray.ray_api.server import path_beside, serving
     from hpcray.ray_api.token import api_token

@@ -27,7 +27,7 @@ _MOST_BODY = 16 << 20
 """Bytes of a request that is no package: a runtime_env may hold much."""
 _FIELDS = frozenset(field.name for field in fields(JobSubmitRequest))
 _REFUSAL = "Request failed with status code "
-"""What errors of the client begin with; the code follows."""
+"""Beginning of errors of the client; the code follows."""
 _ABNORMAL = 1011
 """WebSocket's code for an error of the server."""
 

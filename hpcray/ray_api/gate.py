@@ -1,4 +1,4 @@
-"""Who may use the API: requests that show the token, to a name of this server, and from no page of a browser."""
+"""The gate of the API: requests pass that show the token, to a name of this server, and from no page of a browser."""
 
 from __future__ import annotations
 

@@ -25,14 +25,14 @@ from hpcray.ray_api.packages import UploadedPackages
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 PORT = 8265
-"""That of Ray's dashboard."""
+"""Port of the dashboard of Ray, whose clients look for the API there."""
 LOOPBACK = "127.0.0.1"
 _END_TIMEOUT = 5.0  # seconds
 logger = logging.getLogger("hpcray.ray_api")
 
 
 @dataclass(frozen=True)
-class Place:
+class ApiAddress:
     """Where the server listens.
 
     Attributes:
@@ -92,7 +92,7 @@ def path_beside(session_dir: str, sock: socket.socket, what: str) -> str:
 
 
 @contextlib.contextmanager
-def serving(process: CoreWorker, sock: socket.socket, place: Place, token: str) -> Iterator[None]:
+def serving(process: CoreWorker, sock: socket.socket, place: ApiAddress, token: str) -> Iterator[None]:
     """Serve the API meanwhile, in a thread.
 
     Args:

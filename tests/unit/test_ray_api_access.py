@@ -18,7 +18,7 @@ from helpers.asgi import Answered, request
 from hpcray.platform.private_files import UntrustedPathError
 from hpcray.ray_api.gate import Gate
 from hpcray.ray_api.packages import PackageTooLargeError, UploadedPackages
-from hpcray.ray_api.server import Place
+from hpcray.ray_api.server import ApiAddress
 from hpcray.ray_api.token import TokenError, api_token
 
 TOKEN = "0123456789abcdef" * 2
@@ -223,11 +223,11 @@ def test_those_used_longest_ago_make_room(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "203.0.113.9", "no-such-host.invalid"])
 def test_all_addresses_at_once_and_those_of_others_are_refused(host: str) -> None:
     with pytest.raises(ValueError, match="not one address of this host"):
-        Place(host, 0).listen()
+        ApiAddress(host, 0).listen()
 
 
 def test_loopback_has_no_further_names() -> None:
-    place = Place(port=0)
+    place = ApiAddress(port=0)
     with place.listen() as sock:
         assert sock.getsockname()[0] == "127.0.0.1" and not place.names(sock)
         assert place.url(sock) == f"http://127.0.0.1:{sock.getsockname()[1]}"
