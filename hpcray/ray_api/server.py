@@ -10,7 +10,6 @@ import ssl
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import uvicorn
 
@@ -116,9 +115,7 @@ def serving(process: CoreWorker, sock: socket.socket, place: ApiAddress, token: 
         if config.ssl is not None:
             config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
         config.http_protocol_class = refuse_strangers(config.http_protocol_class, lambda: not place.is_loopback, logger)
-        server: Any = uvicorn.Server(config)
-        server.install_signal_handlers = lambda: None
-        server.capture_signals = contextlib.nullcontext
+        server = uvicorn.Server(config)  # in a thread that is not the main one it leaves signals alone
         thread = threading.Thread(target=server.run, args=([sock],), name="ray api", daemon=True)
         thread.start()
         try:
