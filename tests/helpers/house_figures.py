@@ -158,7 +158,7 @@ SHORT_FILES = {
 LINES_OF_CODE = {
     "api": 2985,
     "autoscaler": 822,
-    "cli": 2640,
+    "cli": 2638,
     "common": 1435,
     "compat": 3406,
     "core": 12622,
@@ -176,7 +176,7 @@ LINES_OF_CODE = {
     "processes": 338,
     "progress_bars": 217,
     "protocol": 1479,
-    "ray_api": 453,
+    "ray_api": 451,
     "runtime": 12431,
     "runtime_env": 1025,
     "state": 3936,
