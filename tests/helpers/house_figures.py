@@ -152,7 +152,7 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 2985,
+    "api": 2984,
     "autoscaler": 822,
     "cli": 2638,
     "common": 1435,
