@@ -1,0 +1,96 @@
+"""What `init()` and commands ask: the session directory of the node that an address means."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.config_files import launch_config
+from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
+from hpcray.ray_start.addresses import own_names, resolve
+from hpcray.ray_start.allocation_id import own_allocation
+from hpcray.ray_start.clusters import Asker
+from hpcray.ray_start.order import Asked, Join, Leave, Refuse, Seen, next_step
+from hpcray.ray_start.registry import Registry, nodes_here
+
+_PAUSE = 0.2
+_OUTSIDE_WAIT = 3.0
+"""Seconds that a named cluster is waited for outside of any allocation."""
+
+RESOLVERS: dict[str, Callable[[str, Mapping[str, str]], str]] = {}
+"""Further forms of addresses, by what stands before `://`: each returns a session directory, or raises
+ConnectionError."""
+
+
+def find_session(address: str | None, environ: Mapping[str, str], wait: bool = True) -> str | None:
+    """The session directory of the node of a started cluster that an address means.
+
+    Args:
+        address: of `init()` or a command, as the user gave it; None: what the environment says.
+        wait: whether to wait for a node that is on its way.
+
+    Returns:
+        None where no started cluster is meant, and the rules for other jobs decide.
+
+    Raises:
+        ConnectionError: a started cluster is meant, and it is not here, or it is not clear which.
+    """
+    scheme = (address or "").partition("://")[0]
+    if address and scheme in RESOLVERS:
+        return RESOLVERS[scheme](address, environ)
+    asked = Asked(
+        address=address or environ.get("RAY_ADDRESS") or "",
+        ray_address=environ.get("RAY_ADDRESS") or "",
+        hpcray_address=environ.get(ADDRESS) or "",
+        session=environ.get(OWN_SESSION) or "",
+    )
+    deadline = 0.0
+    while True:
+        seen = look(asked, environ)
+        step = next_step(asked, seen)
+        if isinstance(step, Join):
+            return step.session_dir
+        if isinstance(step, Leave):
+            return None
+        now = time.monotonic()
+        if not deadline:
+            limit = launch_config(environ).join_wait
+            deadline = now + (limit if seen.asker.allocation or seen.calls else min(limit, _OUTSIDE_WAIT))
+        if isinstance(step, Refuse) or not wait or now >= deadline:
+            raise ConnectionError(f"Failed to connect to Ray at address: {asked.address or 'auto'}. {step.reason}")
+        time.sleep(_PAUSE)
+
+
+def look(asked: Asked, environ: Mapping[str, str]) -> Seen:
+    """See what there is of started clusters."""
+    nodes = nodes_here(environ)
+    allocation = own_allocation(environ)
+    registry = Registry(environ)
+    name = asked.name
+    try:
+        calls = registry.calls(allocation)
+        known = [found.cluster for found in registry.clusters()] if name is not None else []
+    except StartupError:
+        if name is not None:
+            raise
+        calls, known = [], []  # a program that asks for no started cluster need not mend the directory
+    names: frozenset[str] = frozenset()
+    resolved: frozenset[str] = frozenset()
+    if name is not None:
+        names = frozenset(text.lower() for text in own_names())
+        resolved = frozenset(resolve(name.host)) if not name.is_local else resolved
+    return Seen(
+        asker=Asker(allocation, names, resolved),
+        nodes=nodes,
+        known=known,
+        calls=calls,
+        gone=frozenset(call.ident for call in calls if call.is_gone()),
+        where=registry.path,
+    )
+
+
+def session_or_none(address: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """`find_session` for commands: they do not wait."""
+    return find_session(address, os.environ if environ is None else environ, wait=False)
