@@ -36,6 +36,8 @@ class LaunchConfig:
             there.
         head_wait: seconds that `ray start --address` waits for its head.
         join_wait: seconds that `init()` waits for a node that `ray start` was called for.
+        safe_directories: directories of other users that this user trusts, separated by ":": session directories and
+            secrets may lie below them. Those of root and the user's own need no mention.
         network_devices: network devices for MPI and UCX, as `UCX_NET_DEVICES`, which comes first where it is set; "":
             those of the rank's NUMA node, or those that UCX chooses.
     """
@@ -52,6 +54,7 @@ class LaunchConfig:
     start_bell: bool = True
     head_wait: float = 300.0
     join_wait: float = 30.0
+    safe_directories: str = ""
     network_devices: str = ""
 
     @classmethod

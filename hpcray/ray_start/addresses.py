@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+from hpcray.platform.host_addresses import addresses_of, is_loopback
 from hpcray.platform.sockets import own_addresses
 
 
@@ -15,8 +16,4 @@ def own_names() -> tuple[str, ...]:
 
 def resolve(host: str) -> tuple[str, ...]:
     """The addresses that the system knows for a host, without those of the loopback; () for none."""
-    try:
-        found = [str(row[4][0]) for row in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
-    except (OSError, UnicodeError):
-        return ()
-    return tuple(dict.fromkeys(text for text in found if not text.startswith("127.") and text != "::1"))
+    return tuple(address for address in addresses_of(host) if not is_loopback(address))

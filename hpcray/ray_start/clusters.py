@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from hpcray.platform.host_addresses import is_loopback, parse_cluster_address
+
 DEFAULT_PORT, CLIENT_PORT, DASHBOARD_PORT = 6379, 10001, 8265
-SCHEMES = ("ray", "http", "https")
-_LOCAL_NAMES = ("localhost", "0.0.0.0", "::", "::1")
 
 
 class StartedCluster(Struct, frozen=True, kw_only=True):
@@ -62,7 +61,7 @@ class ClusterName(Struct, frozen=True):
     @property
     def is_local(self) -> bool:
         """True if it means the host of whoever asks."""
-        return self.host in _LOCAL_NAMES or self.host.startswith("127.")
+        return is_loopback(self.host)
 
 
 class Asker(Struct, frozen=True):
@@ -96,19 +95,16 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def parse_cluster_name(text: str) -> ClusterName | None:
-    """The name in an address; None where it has another form, such as a path or `auto`."""
-    scheme, separator, _ = text.partition("://")
-    if separator and scheme not in SCHEMES:
+    """The name in an address; None where it has another form, such as a path or `auto`.
+
+    Raises:
+        ValueError: it has no valid port, or no host.
+    """
+    found = parse_cluster_address(text)
+    if found is None:
         return None
-    try:
-        parts = urlsplit(text if separator else f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        return None
-    if not host or (not separator and (parts.path or parts.query or port is None)):
-        return None
-    default = {"ray": CLIENT_PORT, "http": DASHBOARD_PORT, "https": DASHBOARD_PORT}.get(scheme, DEFAULT_PORT)
-    return ClusterName(text, scheme if separator else "", host.lower(), default if port is None else port)
+    default = {"ray": CLIENT_PORT, "": DEFAULT_PORT}.get(found.scheme, DASHBOARD_PORT)
+    return ClusterName(text, found.scheme, found.host.lower(), default if found.port is None else found.port)
 
 
 def clusters_named(name: ClusterName, known: Iterable[StartedCluster], asker: Asker) -> list[StartedCluster]:

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import CLOSED, read_private_file, write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import live_sessions
 from hpcray.ray_start.clusters import StartedCluster, StartedNode
-from hpcray.ray_start.place import SecretDirectory, start_directory
+from hpcray.ray_start.place import open_start_directory, start_directory
 
 STARTING, UP, FAILED = "starting", "up", "failed"
 _CLUSTER, _CALL = ".cluster", ".call"
@@ -102,7 +102,7 @@ class Registry:
             StartupError, OSError: the directory cannot be used.
         """
         known = msgspec.json.decode(join_token)
-        with SecretDirectory(self.path, make=True) as place:
+        with open_start_directory(self.path, make=True) as place:
             place.write(cluster.ident + _CLUSTER, msgspec.json.encode({**known, "cluster": cluster}))
 
     def path_of(self, ident: str) -> str:
@@ -136,16 +136,16 @@ class Registry:
         if not os.path.isdir(self.path):
             return []
         found = []
-        with SecretDirectory(self.path, make=False) as place:
+        with open_start_directory(self.path, make=False) as place:
             for name in place.names():
                 if name.endswith(ending) and not name.startswith("."):
                     with contextlib.suppress(OSError, msgspec.MsgspecError):  # it was removed a moment ago
-                        found.append((name, msgspec.json.decode(place.read(name), type=kind)))
+                        found.append((name, msgspec.json.decode(place.read(name, CLOSED), type=kind)))
         return found
 
     def write_call(self, call: StartCall) -> None:
         """Say how far a command is. A directory that cannot be used keeps nothing."""
-        with contextlib.suppress(StartupError, OSError), SecretDirectory(self.path, make=True) as place:
+        with contextlib.suppress(StartupError, OSError), open_start_directory(self.path, make=True) as place:
             place.write(call.ident + _CALL, msgspec.json.encode(call))
 
     def remove_call(self, ident: str) -> None:
@@ -157,7 +157,7 @@ class Registry:
         self._remove(ident + _CLUSTER)
 
     def _remove(self, name: str) -> None:
-        with contextlib.suppress(StartupError, OSError), SecretDirectory(self.path, make=False) as place:
+        with contextlib.suppress(StartupError, OSError), open_start_directory(self.path, make=False) as place:
             place.remove(name)
 
     def sweep(self, allocation: str) -> None:
@@ -195,7 +195,6 @@ def nodes_here(environ: Mapping[str, str]) -> list[StartedNode]:
 
 def _read_node(session_dir: str) -> StartedNode | None:
     try:
-        with open(os.path.join(session_dir, _NODE), "rb") as file:  # the directory is closed to all others
-            return msgspec.json.decode(file.read(), type=StartedNode)
+        return msgspec.json.decode(read_private_file(os.path.join(session_dir, _NODE)), type=StartedNode)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.ray_start.allocation_id import own_allocation
 from hpcray.ray_start.clusters import StartedNode, nodes_to_stop
