@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.allocation_watch import AllocationWatch
 from hpcray.ray_start.bell import Bell
-from hpcray.runtime.node.bootstrap import NodeChild
 
 AT_ONCE = signal.SIGQUIT
 """Signal of `ray stop --force`: the node ends without waiting for tasks."""

@@ -11,7 +11,7 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.ray_start.addresses import own_names, resolve
 from hpcray.ray_start.allocation_id import own_allocation
-from hpcray.ray_start.clusters import Asker
+from hpcray.ray_start.clusters import Asker, clusters_named
 from hpcray.ray_start.order import Asked, Join, Leave, Refuse, Seen, next_step
 from hpcray.ray_start.registry import Registry, nodes_here
 
@@ -40,12 +40,7 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
     scheme = (address or "").partition("://")[0]
     if address and scheme in RESOLVERS:
         return RESOLVERS[scheme](address, environ)
-    asked = Asked(
-        address=address or environ.get("RAY_ADDRESS") or "",
-        ray_address=environ.get("RAY_ADDRESS") or "",
-        hpcray_address=environ.get(ADDRESS) or "",
-        session=environ.get(OWN_SESSION) or "",
-    )
+    asked = _asked(address, environ)
     deadline = 0.0
     while True:
         seen = look(asked, environ)
@@ -91,6 +86,45 @@ def look(asked: Asked, environ: Mapping[str, str]) -> Seen:
     )
 
 
-def session_or_none(address: str, environ: Mapping[str, str] | None = None) -> str | None:
-    """`find_session` for commands: they do not wait."""
-    return find_session(address, os.environ if environ is None else environ, wait=False)
+def session_here(address: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """The session directory of the node here of the started cluster that an address means; None where there is none.
+    For commands, which do not wait.
+
+    Raises:
+        SeveralClustersError: more than one could be meant.
+    """
+    environ = os.environ if environ is None else environ
+    asked = _asked(address, environ)
+    step = next_step(asked, look(asked, environ))
+    return step.session_dir if isinstance(step, Join) else None
+
+
+def is_started(session_dir: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Return True if a node of this host is of a started cluster, so that only its own name means it."""
+    nodes = nodes_here(os.environ if environ is None else environ)
+    return any(node.session_dir == session_dir for node in nodes)
+
+
+def head_elsewhere(address: str, environ: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """The Slurm job and the host of the head of the started cluster that an address means; "" for what is not known.
+    For commands that have found no node of it here."""
+    environ = os.environ if environ is None else environ
+    asked = _asked(address, environ)
+    name = asked.name
+    if name is None:
+        return "", ""
+    seen = look(asked, environ)
+    found = clusters_named(name, seen.known, seen.asker)
+    if not found:
+        return "", ""
+    kind, _, job = found[0].allocation.partition("-")
+    return (job if kind == "slurm" else ""), found[0].host
+
+
+def _asked(address: str | None, environ: Mapping[str, str]) -> Asked:
+    return Asked(
+        address=address or environ.get("RAY_ADDRESS") or "",
+        ray_address=environ.get("RAY_ADDRESS") or "",
+        hpcray_address=environ.get(ADDRESS) or "",
+        session=environ.get(OWN_SESSION) or "",
+    )

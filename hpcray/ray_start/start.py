@@ -20,6 +20,7 @@ from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.process_tree import ProcessIdentity, set_process_name
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.platform.sockets import node_ip_address
+from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.addresses import own_names, resolve
 from hpcray.ray_start.allocation_id import dies_with_step, own_allocation, own_cgroups
 from hpcray.ray_start.allocation_watch import AllocationWatch
@@ -38,7 +39,6 @@ from hpcray.ray_start.keeper import KeeperSignals, default_signals, keep_node
 from hpcray.ray_start.offer import offered_cpus
 from hpcray.ray_start.registry import FAILED, STARTING, UP, Registry, StartCall, machine_id, publish_node
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
-from hpcray.runtime.node.bootstrap import NodeChild
 from hpcray.runtime.node.join_token import request_join_token
 from hpcray.runtime.node.options import NodeOptions
 

@@ -17,7 +17,7 @@ from hpcray.protocol.messages import GcsCall
 from hpcray.ray_start.addresses import own_names, resolve
 from hpcray.ray_start.clusters import ClusterName, parse_cluster_name
 from hpcray.ray_start.flags import NOT_OF_SYMMETRIC_RUN
-from hpcray.ray_start.lookup import session_or_none
+from hpcray.ray_start.lookup import session_here
 from hpcray.ray_start.start import StartRequest, start_and_return, start_and_stay
 from hpcray.ray_start.stop import stop_nodes
 from hpcray.runtime.node.join_token import REQUEST, ask_head
@@ -92,7 +92,7 @@ def run_symmetric(
 def _wait_for_nodes(address: str, count: int) -> None:
     limit = float(os.environ.get(TIMEOUT) or _TIMEOUT)
     deadline = time.monotonic() + limit
-    where = session_or_none(address)
+    where = session_here(address)
     assert where is not None
     while (alive := _alive(where)) < count:
         if time.monotonic() > deadline:
