@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import stat
 import tempfile
 import time
 from collections.abc import Mapping
+from typing import TextIO
 
 _LATEST, _CURRENT, _LOGS = "session_latest", "ray_current_cluster", "logs"
 LOG = "ray_start.log"
@@ -53,11 +55,19 @@ class SessionFiles:
             self.top = f"{top}-{os.getuid()}"
             _make(self.top)
             self.note = f"{top}: {error.strerror}; logs of this node are in {self.top}"
+        if not keep:
+            _sweep(self.top)
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._session = f"session_{stamp}_{time.time_ns() // 1000 % 1_000_000:06d}_{os.getpid()}"
         self.logs = os.path.join(self.top, self._session, _LOGS)
         os.makedirs(self.logs, 0o700)
         self.log = os.path.join(self.logs, LOG)
+
+    def open_log(self) -> TextIO:
+        """Open the log. While it is open, in this process or a child, the directory is not taken for a dead node's."""
+        file = open(self.log, "a", encoding="utf-8", buffering=1)
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
 
     def point_here(self, name: str) -> None:
         """The node is up: have `session_latest` and `ray_current_cluster` lead to it.
@@ -88,6 +98,19 @@ class SessionFiles:
             shutil.rmtree(os.path.join(self.top, self._session), ignore_errors=True)
             with contextlib.suppress(OSError):
                 os.rmdir(self.top)
+
+
+def _sweep(top: str) -> None:
+    """Remove the directories of nodes whose processes were killed."""
+    for name in os.listdir(top):
+        log = os.path.join(top, name, _LOGS, LOG)
+        if not name.startswith("session_2"):
+            continue
+        with contextlib.suppress(OSError), open(log, encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                continue
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(os.path.join(top, name), ignore_errors=True)
 
 
 def _make(path: str) -> None:

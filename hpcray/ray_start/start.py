@@ -177,8 +177,8 @@ class NodeStart:
                 node = self._start_head() if request.head else self._join()
         except BaseException as error:
             self._close()
-            if isinstance(error, (SystemExit, KeyboardInterrupt)):
-                registry.remove_call(self._call.ident)
+            if isinstance(error, (SystemExit, KeyboardInterrupt)) or not request.allocation:
+                registry.remove_call(self._call.ident)  # outside of an allocation no program would look for the reason
             else:
                 registry.write_call(msgspec.structs.replace(self._call, state=FAILED, reason=str(error)))
             raise
@@ -339,7 +339,7 @@ def start_and_stay(request: StartRequest, ready: Callable[[Started], None]) -> i
         ready(started)
         return True
 
-    with open(files.log, "a", encoding="utf-8", buffering=1) as log:
+    with files.open_log() as log:
         try:
             return NodeStart(request, files, _logger(log, sys.stderr), lambda: False).run(up, block=True)
         except BaseException:
@@ -380,7 +380,7 @@ def _be_keeper(request: StartRequest, files: SessionFiles, write: int) -> None:
     try:
         os.setsid()
         set_process_name("hpcray-keeper")
-        log = open(files.log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 -- to the end of this process
+        log = files.open_log()
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         # Whoever reads the output of the command waits until nobody has it open.
@@ -402,6 +402,8 @@ def _be_keeper(request: StartRequest, files: SessionFiles, write: int) -> None:
         except (StartupError, OSError, ValueError) as error:
             files.close()
             tell(str(error))
+        except SystemExit:
+            files.close()
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
