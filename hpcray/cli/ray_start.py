@@ -50,7 +50,7 @@ def _request(given: Mapping[str, Any]) -> StartRequest:
 
 class _StartCommand(click.Command):
     """A command that leaves the reason of a refusal where the program's error finds it: it may run in the background,
-    where nobody looks."""
+    where its output is lost."""
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any

@@ -35,7 +35,7 @@ def own_allocation(environ: Mapping[str, str]) -> str:
 
 
 def own_cgroups() -> str:
-    """The cgroups of this process; "" where the system does not tell."""
+    """The cgroups of this process; "" where the system does not show them."""
     try:
         with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
             return file.read()

@@ -1,6 +1,6 @@
 """How a keeper sees the end of its allocation, which kills nothing where processes detach from their step.
 
-While Slurm's own processes of the job run on this host, the job does; the kernel tells when they end. Where there are
+While Slurm's own processes of the job run on this host, the job does; the kernel reports their end. Where there are
 none, as between two steps, the batch system is asked.
 """
 
@@ -32,7 +32,7 @@ _ENDING = re.compile(
 
 
 def allocation_is_over(code: int, text: str, error: str) -> bool:
-    """Whether a batch system's answer about a job says that it has ended. One that cannot be asked says nothing."""
+    """Return True if a batch system's answer about a job says that it has ended. Without an answer it has not."""
     if code:
         return bool(re.search(r"invalid job id|unknown job|has finished|not found", error, re.IGNORECASE))
     return not text.strip() or bool(_ENDING.search(text))
@@ -61,7 +61,7 @@ class AllocationWatch:
         return list(self._steps.values())
 
     def wait(self, now: float) -> float:
-        """Seconds until the batch system has to be asked; infinite while the kernel tells."""
+        """Seconds until the batch system has to be asked; infinite while the kernel reports it."""
         if self._steps or self._kind not in _QUERIES:
             return float("inf")
         return max(0.0, self._next - now)

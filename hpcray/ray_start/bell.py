@@ -7,7 +7,7 @@ import socket
 _BACKLOG = 512
 _LISTEN_ON = "0.0.0.0"
 _PATIENCE = 1.0  # seconds
-NOBODY, BELL, STRANGER = "nobody", "bell", "stranger"
+NOTHING, BELL, STRANGER = "nothing", "bell", "stranger"
 
 
 class Bell:
@@ -53,14 +53,14 @@ class Bell:
 
 
 def who_listens(host: str, port: int) -> str:
-    """NOBODY, BELL, or a STRANGER, who does not close the connection or says something."""
+    """Return what listens at a port: nothing, a bell, or a stranger, which keeps the connection or says something."""
     try:
         with socket.create_connection((host, port), timeout=_PATIENCE) as line:
             return STRANGER if line.recv(1) else BELL
     except TimeoutError:
-        return STRANGER if _connects(host, port) else NOBODY
+        return STRANGER if _connects(host, port) else NOTHING
     except OSError:
-        return NOBODY
+        return NOTHING
 
 
 def _connects(host: str, port: int) -> bool:

@@ -1,4 +1,4 @@
-"""Whether the head of a cluster answers: a process of its own asks, so that nobody else has to load UCX."""
+"""A question to the head of a cluster, which only a living one answers. A process of its own asks it, and loads UCX."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _ask(path: str) -> bool:
         initiator = HandshakeInitiator(token.secret, request)
         control.send_handshake(token.address, token.host == host, initiator.message)
         deadline = time.monotonic() + _TIMEOUT
-        while time.monotonic() < deadline and not control.nobody_answers():
+        while time.monotonic() < deadline and not control.fails_to_reach():
             control.poll()
             if any(initiator.receive(message) is not None for message in control.take_handshakes()):
                 return True

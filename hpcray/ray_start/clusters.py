@@ -51,7 +51,7 @@ class StartedCluster(Struct, frozen=True, kw_only=True):
 
 
 class ClusterName(Struct, frozen=True):
-    """What an address says: `H:P`, or a URL of Ray's services, which name the cluster just as well."""
+    """The name in an address: `H:P`, or a URL of Ray's services, which name the cluster just as well."""
 
     text: str
     scheme: str
@@ -60,12 +60,12 @@ class ClusterName(Struct, frozen=True):
 
     @property
     def is_local(self) -> bool:
-        """True if it means the host of whoever asks."""
+        """True if it means the host of the process that asks."""
         return is_loopback(self.host)
 
 
 class Asker(Struct, frozen=True):
-    """Who asks for a cluster.
+    """The process that asks for a cluster, and its host.
 
     Attributes:
         allocation: the batch job around; "" where none is known.
@@ -112,7 +112,7 @@ def clusters_named(name: ClusterName, known: Iterable[StartedCluster], asker: As
     all. Port numbers of URLs decide only where there is a choice: services that do not listen have no port to miss.
 
     Args:
-        known: all that are known to whoever asks.
+        known: all that the asking process knows.
     """
     short = set() if name.host.replace(".", "").isdigit() else {name.host.partition(".")[0]}
     wanted = asker.names if name.is_local else {name.host, *short, *asker.resolved}

@@ -145,7 +145,7 @@ class HeadSearch:
         return alive[0] if alive else found[0]
 
     def _listen(self, now: float) -> None:
-        """Whether the head's bell rings."""
+        """Try the head's bell."""
         if self._name is None or now < self._next_bell or self._up_since != float("inf"):
             return
         self._next_bell = now + _BELL_INTERVAL

@@ -1,4 +1,4 @@
-"""What `init()` and commands ask: the session directory of the node that an address means."""
+"""The session directory of the node that an address means, for `init()` and commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.ray_start.addresses import own_names, resolve
 from hpcray.ray_start.allocation_id import own_allocation
 from hpcray.ray_start.clusters import Asker, clusters_named
-from hpcray.ray_start.order import Asked, Join, Leave, Refuse, Seen, next_step
+from hpcray.ray_start.order import Asked, Join, Pass, Refuse, Seen, next_step
 from hpcray.ray_start.registry import Registry, nodes_here
 
 _PAUSE = 0.2
@@ -47,7 +47,7 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
         step = next_step(asked, seen)
         if isinstance(step, Join):
             return step.session_dir
-        if isinstance(step, Leave):
+        if isinstance(step, Pass):
             return None
         now = time.monotonic()
         if not deadline:

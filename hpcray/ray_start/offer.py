@@ -15,7 +15,7 @@ def cpus_of_allocation(environ: Mapping[str, str], host: str, machine: int) -> i
     Args:
         environ: the environment of a step or of a batch script.
         host: name of the host.
-        machine: CPUs that the machine has: a site may tell Slurm more.
+        machine: CPUs that the machine has: a site may give Slurm a higher number.
     """
     try:
         nodes = expand_nodes(environ.get("SLURM_JOB_NODELIST", ""))

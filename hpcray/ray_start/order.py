@@ -30,7 +30,7 @@ PLAIN, AUTO = "", "auto"
 
 
 class Asked(Struct, frozen=True, kw_only=True):
-    """What a program asks for.
+    """The address that a program gives, and the variables that count.
 
     Attributes:
         address: the argument, else RAY_ADDRESS; "" for neither.
@@ -52,7 +52,7 @@ class Asked(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """What there is.
+    """The nodes, clusters and commands that were found.
 
     Attributes:
         asker: where the program runs.
@@ -77,7 +77,7 @@ class Join(Struct, frozen=True):
     session_dir: str
 
 
-class Leave(Struct, frozen=True):
+class Pass(Struct, frozen=True):
     """No started cluster is meant: the other rules decide."""
 
 
@@ -93,7 +93,7 @@ class Refuse(Struct, frozen=True):
     reason: str
 
 
-Step = Join | Leave | Wait | Refuse
+Step = Join | Pass | Wait | Refuse
 _WAYS_OUT = (
     "hint: wait in the script until `ray status` says 0; or `ray start --address=H:P` on this host first; or "
     "init(address='local'), where one node is meant"
@@ -101,16 +101,16 @@ _WAYS_OUT = (
 
 
 def next_step(asked: Asked, seen: Seen) -> Step:
-    """What `init()` does with what it sees now.
+    """Decide what `init()` does with what it sees now.
 
     Raises:
         SeveralClustersError: more than one cluster could be meant.
     """
     name = asked.name
     if name is None and asked.address not in (PLAIN, AUTO):
-        return Leave()
+        return Pass()
     if name is None and (asked.hpcray_address or (asked.address == AUTO and asked.session)):
-        return Leave()
+        return Pass()
     if name is not None:
         found = clusters_named(name, [node.cluster for node in seen.nodes], seen.asker)
         what = name.text
@@ -128,7 +128,7 @@ def next_step(asked: Asked, seen: Seen) -> Step:
                     f"{_and(ended)}; {_WAYS_OUT}")  # fmt: skip
     if ended:
         return Refuse(f"`ray start` was called in this allocation, and no node has come of it: {ended}; {_WAYS_OUT}")
-    return Leave()
+    return Pass()
 
 
 def _of_name(name: ClusterName, seen: Seen, coming: Sequence[StartCall], ended: str) -> Step:

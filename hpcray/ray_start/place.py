@@ -25,7 +25,7 @@ def start_directory(environ: Mapping[str, str]) -> str:
 
 
 def open_start_directory(path: str, make: bool) -> PrivateDirectory:
-    """Open the directory: nobody but this user can enter it, and no other can exchange one above.
+    """Open the directory: only this user can enter it, and no other can exchange one above.
 
     Raises:
         StartupError: it cannot be used; the message says why.

@@ -1,4 +1,4 @@
-"""What this user's `ray start` commands know of each other: a file for each cluster, with its secret, and one for each
+"""The directory by which this user's `ray start` commands know of each other: a file for each cluster, with its secret, and one for each
 command, which says how far it is. All in one directory that the nodes share (`place`).
 
     <ident>.cluster      the join token of the cluster, and the `StartedCluster`; removed when the head ends
@@ -73,7 +73,7 @@ class StartCall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _ClusterFile(msgspec.Struct, frozen=True):
-    """What of a cluster's file is no part of the join token."""
+    """The part of a cluster's file that the join token has not."""
 
     cluster: StartedCluster
 
@@ -174,7 +174,7 @@ class Registry:
 
 
 def machine_id() -> str:
-    """What identifies the boot of this host, and the PID namespace of this process."""
+    """An identification of the boot of this host, and of the PID namespace of this process."""
     boot = namespace = ""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         boot = file.read().strip()

@@ -1,4 +1,4 @@
-"""What scripts look for below Ray's temporary directory: `session_latest/logs` and `ray_current_cluster`."""
+"""The names that scripts look for in Ray's temporary directory: `session_latest/logs` and `ray_current_cluster`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SessionFiles:
 
     def open_log(self) -> TextIO:
         """Open the log. While it is open, in this process or a child, the directory is not taken for a dead node's."""
-        file = open(self.log, "a", encoding="utf-8", buffering=1)
+        file = open(self.log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 -- whoever holds the node closes it
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
 
@@ -114,7 +114,7 @@ def _sweep(top: str) -> None:
 
 
 def _make(path: str) -> None:
-    """Make a directory where it is missing; what is there must be this user's, and nobody else's to write.
+    """Make a directory where it is missing; what is there must be this user's, and not writable for others.
 
     Raises:
         OSError: it cannot be used.

@@ -45,12 +45,12 @@ from hpcray.runtime.node.options import NodeOptions
 _OF_LAUNCHER = ("SLURM_STEP_NUM_TASKS", ADDRESS, OWN_SESSION, "HPCRAY_CONSOLE", "HPCRAY_EXIT_FILE")
 """Variables by which a process of this node would take itself for a rank of the step, or for a part of another job."""
 _RAYS_OWN_END = {"drain_signals": "none", "drain_margin": 0.0}
-"""As on Ray, a cluster lives until it is stopped: whoever wants a drain sets the variables."""
+"""As on Ray, a cluster lives until it is stopped: the variables set a drain."""
 _FIRST_FREE, _LAST_FREE = 20000, 32767
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True):
-    """What `ray start` reports of a node that is up.
+    """The report of `ray start` on a node that is up.
 
     Attributes:
         address: H:P of the cluster.
@@ -160,7 +160,7 @@ class NodeStart:
         """Start the node, and stay until it has ended. Returns the exit code.
 
         Args:
-            ready: called when the node is up; False: nobody wants it any more.
+            ready: called when the node is up; False: the command that waited for it has ended.
             block: whether the command itself stays.
 
         Raises:
@@ -425,7 +425,7 @@ def _logger(*files: Any) -> Callable[[str], None]:
 
 
 def write_failure(reason: str, environ: Mapping[str, str]) -> None:
-    """Note that this `ray start` has failed before it had a node. Outside of an allocation nobody would look."""
+    """Note that this `ray start` has failed before it had a node. Outside of an allocation no program would look."""
     if allocation := own_allocation(environ):
         Registry(environ).write_call(_new_call(allocation, state=FAILED, reason=reason))
 

@@ -253,8 +253,8 @@ class UcxControl:
         self._handshake_sends.append((time.monotonic() + _SEND_TIME, request, endpoint, buffer))
         self._backoff.touch()
 
-    def nobody_answers(self) -> bool:
-        """Return True where the endpoint of the last message of `send_handshake` has failed: nobody listens there."""
+    def fails_to_reach(self) -> bool:
+        """Return True where the endpoint of the last message of `send_handshake` has failed: no process listens there."""
         return bool(self._handshake_sends) and not self._handshake_sends[-1][2].alive
 
     # ------------------------------------------------------------ inside

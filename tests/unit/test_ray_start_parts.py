@@ -15,12 +15,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from helpers.jobs import ROOT
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.sockets import node_ip_address
 from hpcray.ray_start.allocation_id import allocation_of, dies_with_step
 from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_over, step_daemons
-from hpcray.ray_start.bell import BELL, NOBODY, STRANGER, Bell, who_listens
+from hpcray.ray_start.bell import BELL, NOTHING, STRANGER, Bell, who_listens
 from hpcray.ray_start.clusters import StartedCluster
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import longest_wait
@@ -115,6 +116,11 @@ def test_options_of_rays_are_all_taken_and_each_once() -> None:
     assert set(RAY_2_60.split()) <= set(names)
 
 
+def test_the_documentation_says_what_each_option_does() -> None:
+    page = (ROOT / "docs" / "how-to" / "bring-your-script.md").read_text()
+    assert [name for row in START_FLAGS for name in row.names if f"`{name}`" not in page] == []
+
+
 def test_options_without_a_meaning_are_told_and_those_of_habit_are_not() -> None:
     given = {"node_manager_port": 5, "dashboard_host": "0.0.0.0", "verbose": True, "num_cpus": 2.0, "no_monitor": False}
     assert without_meaning(given) == ["--dashboard-host", "--node-manager-port"]
@@ -186,7 +192,7 @@ def test_a_bell_accepts_says_nothing_and_closes() -> None:
         stop.set()
         thread.join()
         bell.close()
-    assert who_listens("127.0.0.1", bell.port) == NOBODY
+    assert who_listens("127.0.0.1", bell.port) == NOTHING
 
 
 def test_who_keeps_a_connection_or_speaks_is_a_stranger() -> None:

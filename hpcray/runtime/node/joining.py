@@ -57,7 +57,7 @@ _BARRIER_POLL = 0.001
 SILENT = "does not answer"
 """In the error of a node whose head is gone."""
 _TRIES, _TRY_AGAIN = 4, 0.5
-"""How often a message goes to a head at which nobody listens, and seconds between two of them."""
+"""How often a message goes to a head that cannot be reached, and seconds between two of them."""
 _PATHS = "_join_tokens"
 """Namespace of the files that hold the job's join token, in the key-value store."""
 
@@ -337,7 +337,7 @@ def _ask_head(control: UcxControl, data: UcxData, token: JoinToken, ranks: int, 
 def _shake_hands(
     control: UcxControl, initiator: HandshakeInitiator, token: JoinToken, host: str, timeout: float
 ) -> bool:
-    """Exchange messages until the head has decided. Returns False where nobody listens at its address."""
+    """Exchange messages until the head has decided. Returns False where no process listens at its address."""
     deadline, tries = time.monotonic() + timeout, _TRIES
     poll = select.poll()
     fd = control.fileno()
@@ -349,7 +349,7 @@ def _shake_hands(
             answer = initiator.receive(message)
             if answer is not None:
                 control.send_handshake(token.address, token.host == host, answer)
-        if initiator.state == WAITING and control.nobody_answers():
+        if initiator.state == WAITING and control.fails_to_reach():
             # The head has ended, or has too many callers at this moment.
             if not (tries := tries - 1):
                 return False
