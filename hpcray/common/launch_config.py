@@ -31,7 +31,7 @@ class LaunchConfig:
         tmpdir: node-local directory, with a short path, for session directories and other temporary files; "": the
             batch system's, else the system's.
         start_dir: the directory of the secrets of clusters that `ray start` makes, of the user alone, on a file system
-            that all nodes see; "": `.hpcray/clusters` in the home.
+            that all nodes see; "": `clusters` in `~/.hpcray`.
         start_bell: whether the head of such a cluster lets scripts test the port that `--port` gives; it says nothing
             there.
         head_wait: seconds that `ray start --address` waits for its head.

@@ -12,7 +12,7 @@ from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.ray_start.addresses import own_names, resolve
 from hpcray.ray_start.allocation_id import own_allocation
 from hpcray.ray_start.clusters import Asker, clusters_named
-from hpcray.ray_start.order import Asked, Join, Pass, Refuse, Seen, next_step
+from hpcray.ray_start.order import Asked, Join, NoStartedCluster, Refuse, Seen, next_step
 from hpcray.ray_start.registry import Registry, nodes_here
 
 _PAUSE = 0.2
@@ -47,7 +47,7 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
         step = next_step(asked, seen)
         if isinstance(step, Join):
             return step.session_dir
-        if isinstance(step, Pass):
+        if isinstance(step, NoStartedCluster):
             return None
         now = time.monotonic()
         if not deadline:

@@ -77,7 +77,7 @@ class Join(Struct, frozen=True):
     session_dir: str
 
 
-class Pass(Struct, frozen=True):
+class NoStartedCluster(Struct, frozen=True):
     """No started cluster is meant: the other rules decide."""
 
 
@@ -93,7 +93,7 @@ class Refuse(Struct, frozen=True):
     reason: str
 
 
-Step = Join | Pass | Wait | Refuse
+Step = Join | NoStartedCluster | Wait | Refuse
 _WAYS_OUT = (
     "hint: wait in the script until `ray status` says 0; or `ray start --address=H:P` on this host first; or "
     "init(address='local'), where one node is meant"
@@ -108,9 +108,9 @@ def next_step(asked: Asked, seen: Seen) -> Step:
     """
     name = asked.name
     if name is None and asked.address not in (PLAIN, AUTO):
-        return Pass()
+        return NoStartedCluster()
     if name is None and (asked.hpcray_address or (asked.address == AUTO and asked.session)):
-        return Pass()
+        return NoStartedCluster()
     if name is not None:
         found = clusters_named(name, [node.cluster for node in seen.nodes], seen.asker)
         what = name.text
@@ -128,7 +128,7 @@ def next_step(asked: Asked, seen: Seen) -> Step:
                     f"{_and(ended)}; {_WAYS_OUT}")  # fmt: skip
     if ended:
         return Refuse(f"`ray start` was called in this allocation, and no node has come of it: {ended}; {_WAYS_OUT}")
-    return Pass()
+    return NoStartedCluster()
 
 
 def _of_name(name: ClusterName, seen: Seen, coming: Sequence[StartCall], ended: str) -> Step:

@@ -1,5 +1,5 @@
-"""The directory by which this user's `ray start` commands know of each other: a file for each cluster, with its secret, and one for each
-command, which says how far it is. All in one directory that the nodes share (`place`).
+"""The directory by which this user's `ray start` commands know of each other: a file for each cluster, with its secret,
+and one for each command, which says how far it is. The nodes share it (`place`).
 
     <ident>.cluster      the join token of the cluster, and the `StartedCluster`; removed when the head ends
     <ident>.call         a `StartCall`; removed when its node ends in order

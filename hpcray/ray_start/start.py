@@ -45,7 +45,7 @@ from hpcray.runtime.node.options import NodeOptions
 _OF_LAUNCHER = ("SLURM_STEP_NUM_TASKS", ADDRESS, OWN_SESSION, "HPCRAY_CONSOLE", "HPCRAY_EXIT_FILE")
 """Variables by which a process of this node would take itself for a rank of the step, or for a part of another job."""
 _RAYS_OWN_END = {"drain_signals": "none", "drain_margin": 0.0}
-"""As on Ray, a cluster lives until it is stopped: the variables set a drain."""
+"""Defaults of a started cluster: it lives until it is stopped, as on Ray; a drain needs the variables."""
 _FIRST_FREE, _LAST_FREE = 20000, 32767
 
 

@@ -254,7 +254,7 @@ class UcxControl:
         self._backoff.touch()
 
     def fails_to_reach(self) -> bool:
-        """Return True where the endpoint of the last message of `send_handshake` has failed: no process listens there."""
+        """Return True where the endpoint of the last message of `send_handshake` has failed: its peer is gone."""
         return bool(self._handshake_sends) and not self._handshake_sends[-1][2].alive
 
     # ------------------------------------------------------------ inside

@@ -15,7 +15,7 @@ from hpcray.ray_start.clusters import (
     nodes_to_stop,
     parse_cluster_name,
 )
-from hpcray.ray_start.order import Asked, Join, Pass, Refuse, Seen, Step, Wait, next_step
+from hpcray.ray_start.order import Asked, Join, NoStartedCluster, Refuse, Seen, Step, Wait, next_step
 from hpcray.ray_start.registry import FAILED, STARTING, UP, StartCall
 
 N1 = ("n1", "10.99.0.1", "10.88.0.1")
@@ -114,7 +114,7 @@ def step(address: str = "", *nodes: StartedNode, by: Asker | None = None, **more
 def test_init_without_an_address_joins_the_cluster_of_its_allocation_and_no_other() -> None:
     a, b = node(cluster("a")), node(cluster("b", "slurm-8"))
     assert step("", a, b) == Join("/tmp/a") == step("auto", a, b)
-    assert step("", b) == Pass()
+    assert step("", b) == NoStartedCluster()
     assert step("", node(cluster("a"), allocation="slurm-9")) == Join("/tmp/a")  # a node of another job
 
 
@@ -130,13 +130,13 @@ def test_an_address_comes_before_the_environment_and_that_before_a_started_clust
     red, blue = node(cluster("red")), node(cluster("blue", port=6380))
     assert step("n1:6380", red, blue) == Join("/tmp/blue")
     assert step("auto", red, blue, ray_address="n1:6380") == Join("/tmp/blue")
-    assert step("", red, hpcray_address="/tmp/launched") == Pass()
-    assert step("auto", red, session="/tmp/own") == Pass()
-    assert step("/tmp/hpcray-0/12345678", red) == Pass() == step("local", red)
+    assert step("", red, hpcray_address="/tmp/launched") == NoStartedCluster()
+    assert step("auto", red, session="/tmp/own") == NoStartedCluster()
+    assert step("/tmp/hpcray-0/12345678", red) == NoStartedCluster() == step("local", red)
 
 
 def test_no_call_of_ray_start_leaves_init_as_it_was() -> None:
-    assert step("") == Pass() == step("auto")
+    assert step("") == NoStartedCluster() == step("auto")
 
 
 def test_init_waits_for_a_node_that_is_on_its_way_and_says_what_it_saw() -> None:
