@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 
 import click
 
-from hpcray.cli.job_option import errors_as_messages, session_directory, without_options
-from hpcray.cli.slurm_entry import ENTERED, enter_slurm_job
+from hpcray.cli.job_option import enter_job, errors_as_messages, session_directory
+from hpcray.cli.slurm_entry import ENTERED
 from hpcray.common.exceptions import RayError
 from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.platform.host_addresses import parse_cluster_address
@@ -94,5 +93,4 @@ def _ask_on_head(address: str) -> None:
     scripts ask there before they start one."""
     job, host = head_elsewhere(address)
     if job and host and not os.environ.get(ENTERED) and shutil.which("srun"):
-        words = without_options(sys.argv[1:], "--job", "--address")
-        enter_slurm_job(job, "hpcray.cli.ray", [*words, "--address", address], host=host)
+        enter_job(job, host, address)
