@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
-from hpcray.ray_start.addresses import own_names, resolve
 from hpcray.ray_start.bell import BELL, STRANGER, who_listens
 from hpcray.ray_start.clusters import Asker, SeveralClustersError, clusters_named, parse_cluster_name
 from hpcray.ray_start.registry import KnownCluster, Registry
+from hpcray.ray_start.surroundings import own_names, resolve
 from hpcray.runtime.node.joining import SILENT
 
 _PAUSE = 0.2

@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
-from hpcray.ray_start.addresses import own_names, resolve
-from hpcray.ray_start.allocation_id import own_allocation
 from hpcray.ray_start.clusters import Asker, clusters_named
 from hpcray.ray_start.order import Asked, Join, NoStartedCluster, Refuse, Seen, next_step
 from hpcray.ray_start.registry import Registry, nodes_here
+from hpcray.ray_start.surroundings import own_allocation, own_names, resolve
 
 _PAUSE = 0.2
 _OUTSIDE_WAIT = 3.0

@@ -1,5 +1,5 @@
 """The directory by which this user's `ray start` commands know of each other: a file for each cluster, with its secret,
-and one for each command, which says how far it is. The nodes share it (`place`).
+and one for each command, which says how far it is. The nodes share it.
 
     <ident>.cluster      the join token of the cluster, and the `StartedCluster`; removed when the head ends
     <ident>.call         a `StartCall`; removed when its node ends in order
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -20,17 +21,40 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.private_files import CLOSED, read_private_file, write_private_file
+from hpcray.platform.config_files import launch_config
+from hpcray.platform.private_files import CLOSED, PrivateDirectory, read_private_file, write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import live_sessions
 from hpcray.ray_start.clusters import StartedCluster, StartedNode
-from hpcray.ray_start.place import open_start_directory, start_directory
 
+_DEFAULT = "~/.hpcray/clusters"
+_HINT = "hint: HPCRAY_START_DIR names another directory, of yours alone, that all nodes see"
 STARTING, UP, FAILED = "starting", "up", "failed"
 _CLUSTER, _CALL = ".cluster", ".call"
 _NODE = "ray_start.json"
 _KEPT = 7 * 86400.0
 """Seconds after which the file of a command that has failed, or was killed, is removed."""
+
+
+def start_directory(environ: Mapping[str, str]) -> str:
+    """The path of the directory."""
+    path = launch_config(environ).start_dir or _DEFAULT
+    if path.startswith("~/") and not environ.get("HOME"):
+        with contextlib.suppress(KeyError):
+            path = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, path[2:])
+    return os.path.abspath(os.path.expanduser(path))
+
+
+def open_start_directory(path: str, make: bool) -> PrivateDirectory:
+    """Open the directory: only this user can enter it, and no other can exchange one above.
+
+    Raises:
+        StartupError: it cannot be used; the message says why.
+    """
+    try:
+        return PrivateDirectory.open(path, make, CLOSED, ancestors=True)
+    except OSError as error:
+        raise StartupError(f"{path} cannot keep the secrets of clusters: {error}; {_HINT}") from None
 
 
 class StartCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,6 @@ from hpcray.platform.process_tree import ProcessIdentity, set_process_name
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import NodeChild
-from hpcray.ray_start.addresses import own_names, resolve
-from hpcray.ray_start.allocation_id import dies_with_step, own_allocation, own_cgroups
 from hpcray.ray_start.allocation_watch import AllocationWatch
 from hpcray.ray_start.bell import Bell
 from hpcray.ray_start.clusters import (
@@ -36,9 +34,9 @@ from hpcray.ray_start.clusters import (
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import HeadSearch
 from hpcray.ray_start.keeper import KeeperSignals, default_signals, keep_node
-from hpcray.ray_start.offer import offered_cpus
 from hpcray.ray_start.registry import FAILED, STARTING, UP, Registry, StartCall, machine_id, publish_node
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
+from hpcray.ray_start.surroundings import dies_with_step, offered_cpus, own_allocation, own_cgroups, own_names, resolve
 from hpcray.runtime.node.join_token import request_join_token
 from hpcray.runtime.node.options import NodeOptions
 

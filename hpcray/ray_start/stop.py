@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.ray_start.allocation_id import own_allocation
 from hpcray.ray_start.clusters import StartedNode, nodes_to_stop
 from hpcray.ray_start.keeper import AT_ONCE, STOPPED
 from hpcray.ray_start.registry import nodes_here
+from hpcray.ray_start.surroundings import own_allocation
 
 GRACE = 16.0
 """Seconds that nodes have to end, as in Ray."""

@@ -14,12 +14,12 @@ import msgspec
 
 from hpcray.common.exceptions import StartupError
 from hpcray.protocol.messages import GcsCall
-from hpcray.ray_start.addresses import own_names, resolve
 from hpcray.ray_start.clusters import ClusterName, parse_cluster_name
 from hpcray.ray_start.flags import NOT_OF_SYMMETRIC_RUN
 from hpcray.ray_start.lookup import session_here
 from hpcray.ray_start.start import StartRequest, start_and_return, start_and_stay
 from hpcray.ray_start.stop import stop_nodes
+from hpcray.ray_start.surroundings import own_names, resolve
 from hpcray.runtime.node.join_token import REQUEST, ask_head
 
 TIMEOUT = "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT"
