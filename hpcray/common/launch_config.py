@@ -40,6 +40,7 @@ class LaunchConfig:
             secrets may lie below them. Those of root and the user's own need no mention.
         network_devices: network devices for MPI and UCX, as `UCX_NET_DEVICES`, which comes first where it is set; "":
             those of the rank's NUMA node, or those that UCX chooses.
+        ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`.
     """
 
     launcher: LauncherName = "auto"
@@ -56,6 +57,7 @@ class LaunchConfig:
     join_wait: float = 30.0
     safe_directories: str = ""
     network_devices: str = ""
+    ray_api: bool = False
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> LaunchConfig:
