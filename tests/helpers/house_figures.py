@@ -186,6 +186,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 543,
+    "whole": 546,
 }
 """Files of the package, those of compat/standin left out."""
