@@ -98,7 +98,7 @@ def _end_forked_child(
         os._exit(0 if error is None else 1)
 
 
-class CancelledTasks(set[bytes]):
+class CancellationTracker(set[bytes]):
     """The tasks that were cancelled while they ran, and how many of their interrupts have not come yet."""
 
     _interrupts = 0
@@ -143,7 +143,7 @@ class TaskExecutor:
         self.environment = environment
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
-        self.cancelled: CancelledTasks = CancelledTasks()
+        self.cancelled: CancellationTracker = CancellationTracker()
         self.log_parts: Callable[[bytes, str], dict[str, Any]] | None = None
         self.replies = Replies(self, process)
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
