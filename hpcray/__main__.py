@@ -18,6 +18,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.ray_version import STANDIN
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.resource_limits import open_standard_descriptors
 from hpcray.processes.raylet_main import run_node
 from hpcray.runtime.node.options import HelpRequested, NodeOptions
 from hpcray.transport.startup import read_launch
@@ -66,6 +67,7 @@ def _runs_program(options: NodeOptions) -> bool:
 
 def main() -> NoReturn:
     """Be one node of the job; exit with the driver's code where that ran, with 0 elsewhere."""
+    open_standard_descriptors()
     options = parse(sys.argv[1:])
     if options.as_ray or options.ray_libraries:
         _provide_ray_module(options.ray_libraries)

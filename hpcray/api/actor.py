@@ -132,7 +132,7 @@ class ActorClass(Generic[T]):
 
     if not TYPE_CHECKING:  # so that type checkers refuse the call
 
-        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        def __call__(self, /, *args: Any, **kwargs: Any) -> NoReturn:
             name = self.__ray_actor_class__.__name__
             raise TypeError(f"Actors cannot be instantiated directly. Instead of '{name}()', use '{name}.remote()'.")
 
@@ -181,7 +181,7 @@ class ActorClass(Generic[T]):
         """
         return make_actor_class(self.__ray_actor_class__, self._options.merged(**overrides), self._export)
 
-    def remote(self, *args: Any, **kwargs: Any) -> ActorProxy[T]:
+    def remote(self, /, *args: Any, **kwargs: Any) -> ActorProxy[T]:
         """Create an actor.
 
         Args:
@@ -235,7 +235,7 @@ class ActorClass(Generic[T]):
             out_of_order,
         )  # fmt: skip
 
-    def bind(self, *args: Any, **kwargs: Any) -> ClassNode:
+    def bind(self, /, *args: Any, **kwargs: Any) -> ClassNode:
         """Make a node of a graph that creates an actor; its methods can be bound in turn."""
         from hpcray.graphs.class_node import ClassNode
 

@@ -103,7 +103,7 @@ class ActorMethod(Generic[P, R_co]):
         self._handle, self._name, self._plan = handle, name, plan
 
     @overload
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
 
     @overload
     def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
@@ -117,7 +117,7 @@ class ActorMethod(Generic[P, R_co]):
     @overload
     def remote(self, a: Any, b: Any, c: Any, d: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the method.
 
         Returns:
@@ -193,7 +193,7 @@ class ActorMethod(Generic[P, R_co]):
         """Call the method with options, as in Ray."""
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
-    def bind(self, *args: Any, **kwargs: Any) -> Any:
+    def bind(self, /, *args: Any, **kwargs: Any) -> Any:
         """Make a node of a graph that calls the method; nodes among the arguments stand for their results.
 
         Returns:
@@ -231,7 +231,7 @@ class ActorMethod(Generic[P, R_co]):
 
     if not TYPE_CHECKING:  # so that type checkers refuse the call
 
-        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        def __call__(self, /, *args: Any, **kwargs: Any) -> NoReturn:
             raise TypeError(
                 f"Actor methods cannot be called directly. Instead of running 'object.{self._name}()', "
                 f"try 'object.{self._name}.remote()'."
@@ -244,13 +244,13 @@ if TYPE_CHECKING:
     class AnyMethod(ActorMethod[..., Any]):
         """A method of which type checkers know nothing."""
 
-        def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+        def remote(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
     class StreamingMethod(ActorMethod[P, R_co]):
         """A method that is a generator."""
 
         @overload  # type: ignore[override]
-        def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRefGenerator[R_co]: ...
+        def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ObjectRefGenerator[R_co]: ...
 
         @overload
         def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
@@ -258,7 +258,7 @@ if TYPE_CHECKING:
         @overload
         def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
 
-        def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+        def remote(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
         @overload
         def options(self, *, num_returns: int | str, **overrides: Any) -> AnyMethod: ...

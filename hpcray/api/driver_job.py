@@ -7,6 +7,7 @@ environment for life.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -46,13 +47,19 @@ def announce(
     paths = [os.path.dirname(os.path.abspath(script))] if script else []
     moved = PathRelocation.of(os.environ)
     paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
+    for path in [path for path in paths if not _is_text(path)]:
+        paths.remove(path)
+        logging.getLogger("hpcray").warning(
+            "hpcray: workers cannot import from %a: its name is not UTF-8; hint: a link with another name",
+            path,
+        )
     if libraries := os.environ.get(RAY_LIBRARIES):
         env = {RAY_LIBRARIES: libraries, **env}
     job = JobInfo(
         _id_of(1),
         namespace or str(uuid.uuid4()),
         tuple(dict.fromkeys(paths)),
-        os.getcwd(),
+        os.getcwd() if _is_text(os.getcwd()) else "",
         tuple(sorted(env.items())),
         process.me if (process.config.log_to_driver if log_to_driver is None else log_to_driver) else b"",
         () if process.config.preload else imported_libraries(),
@@ -68,6 +75,15 @@ def announce(
         return {}
     process.job = job = msgspec.structs.replace(job, job_id=_id_of(number), preload=())
     return {JOB_FIELD: msgspec.to_builtins(job)}
+
+
+def _is_text(path: str) -> bool:
+    """Return True if a path can be sent: a name of a file is any bytes, of which Python makes what is no text."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def imported_libraries() -> tuple[str, ...]:

@@ -83,14 +83,14 @@ class RemoteFunction(Generic[P, R_co]):
 
     if not TYPE_CHECKING:  # so that type checkers refuse the call
 
-        def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        def __call__(self, /, *args: Any, **kwargs: Any) -> NoReturn:
             name = f"{self._function.__module__}.{getattr(self._function, '__name__', 'f')}"
             raise TypeError(
                 f"Remote functions cannot be called directly. Instead of running '{name}()', try '{name}.remote()'."
             )
 
     @overload
-    def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
+    def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ObjectRef[R_co]: ...
 
     @overload
     def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
@@ -104,7 +104,7 @@ class RemoteFunction(Generic[P, R_co]):
     @overload
     def remote(self, a: Any, b: Any, c: Any, d: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRef[R_co]: ...
 
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
+    def remote(self, /, *args: Any, **kwargs: Any) -> Any:
         """Submit the function as a task.
 
         Args:
@@ -150,7 +150,7 @@ class RemoteFunction(Generic[P, R_co]):
         check_generator(overrides.get("num_returns"), yields(self._function))
         return RemoteFunction(self._function, options, self._export)
 
-    def bind(self, *args: Any, **kwargs: Any) -> FunctionNode:
+    def bind(self, /, *args: Any, **kwargs: Any) -> FunctionNode:
         """Make a node of a graph that runs the function as a task.
 
         Nodes among the arguments stand for their results.
@@ -222,7 +222,7 @@ if TYPE_CHECKING:
         """A remote generator function."""
 
         @overload  # type: ignore[override]
-        def remote(self, *args: P.args, **kwargs: P.kwargs) -> ObjectRefGenerator[R_co]: ...
+        def remote(self, /, *args: P.args, **kwargs: P.kwargs) -> ObjectRefGenerator[R_co]: ...
 
         @overload
         def remote(self, a: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
@@ -230,7 +230,7 @@ if TYPE_CHECKING:
         @overload
         def remote(self, a: Any, b: ObjectRef[Any], /, *args: Any, **kwargs: Any) -> ObjectRefGenerator[R_co]: ...
 
-        def remote(self, *args: Any, **kwargs: Any) -> Any: ...
+        def remote(self, /, *args: Any, **kwargs: Any) -> Any: ...
 
         @overload
         def options(self, *, num_returns: int | str, **overrides: Any) -> RemoteFunction[..., Any]: ...

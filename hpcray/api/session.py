@@ -508,7 +508,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
     finally:
         driver_signals.restore()
         try:
-            _leave(process, entry)
+            _leave(process, entry, _exiting_interpreter)
         finally:
             if variables is not None:
                 variables.restore()
@@ -534,7 +534,7 @@ def _await_last_tasks(process: CoreWorker) -> None:
                 left.pop()
 
 
-def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
+def _leave(process: CoreWorker, entry: ClusterEntry | None, exiting: bool) -> None:
     printer, _Session.printer = _Session.printer, None
     if process.dead is None and printer is not None:
         dead = process.table.dead_nodes
@@ -543,7 +543,7 @@ def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))
-    process.close()
+    process.close(exiting)
     end_interruptions()
     if entry is not None and entry.node is not None:
         entry.node.leave()

@@ -175,12 +175,21 @@ def waiting_text(requester: str, request: Resources, there: str) -> str:
     )
 
 
-def show(request: Resources) -> str:
-    """`{CPU: 4, GPU: 0.5}`, with bytes of memory in GiB. request: in units."""
+ADDRESS_PREFIX = "node:"
+"""Begins the resource that each node has for its address."""
+
+
+def show(request: Resources, addresses: bool = True) -> str:
+    """`{CPU: 4, GPU: 0.5}`, with bytes of memory in GiB.
+
+    Args:
+        request: in units.
+        addresses: show the resources for addresses of nodes too.
+    """
     parts = []
     for name, amount in sorted(to_amounts(plain(request)).items()):
         if name in ("memory", "object_store_memory"):
             parts.append(f"{name}: {amount / 2**30:.1f} GiB")
-        elif not name.startswith("node:"):
+        elif addresses or not name.startswith(ADDRESS_PREFIX):
             parts.append(f"{name}: {amount:g}")
     return "{" + ", ".join(parts) + "}"

@@ -49,7 +49,7 @@ class ClassNode(DAGNode):
     def _copy_impl(self, new_args: Any, new_kwargs: Any, new_options: Any, new_other_args_to_resolve: Any) -> DAGNode:
         return ClassNode(self._body, new_args, new_kwargs, new_options, new_other_args_to_resolve, self._remote)
 
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _execute_impl(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._remote.remote(*self._bound_args, **self._bound_kwargs)
 
     def __getattr__(self, method_name: str) -> Any:
@@ -72,7 +72,7 @@ class _UnboundClassMethodNode:
         self._method_name = method_name
         self._options = options
 
-    def bind(self, *args: Any, **kwargs: Any) -> ClassMethodNode:
+    def bind(self, /, *args: Any, **kwargs: Any) -> ClassMethodNode:
         """Make a node that calls the method, after all calls of the same actor that were bound before."""
         other = {PARENT_CLASS_NODE_KEY: self._actor, PREV_CLASS_METHOD_CALL_KEY: self._actor._last_call}
         node = ClassMethodNode(self._method_name, args, kwargs, self._options, other)
@@ -120,7 +120,7 @@ class ClassMethodNode(DAGNode):
     def _copy_impl(self, new_args: Any, new_kwargs: Any, new_options: Any, new_other_args_to_resolve: Any) -> DAGNode:
         return ClassMethodNode(self._method_name, new_args, new_kwargs, new_options, new_other_args_to_resolve)
 
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _execute_impl(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._is_class_method_output:
             values, index = self._bound_args
             return values[index]

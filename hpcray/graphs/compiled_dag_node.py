@@ -89,7 +89,7 @@ class CompiledDAG:
 
     # ------------------------------------------------------------ execution
 
-    def execute(self, *args: Any, **kwargs: Any) -> CompiledDAGRef | list[CompiledDAGRef]:
+    def execute(self, /, *args: Any, **kwargs: Any) -> CompiledDAGRef | list[CompiledDAGRef]:
         """Start one execution.
 
         Args:
@@ -115,7 +115,7 @@ class CompiledDAG:
             return [CompiledDAGRef(self, index, output) for output in range(len(self._plan.outputs))]
         return CompiledDAGRef(self, index)
 
-    async def execute_async(self, *args: Any, **kwargs: Any) -> CompiledDAGFuture | list[CompiledDAGFuture]:
+    async def execute_async(self, /, *args: Any, **kwargs: Any) -> CompiledDAGFuture | list[CompiledDAGFuture]:
         """Start one execution of a graph that was compiled with `enable_asyncio`.
 
         Returns:

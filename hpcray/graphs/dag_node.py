@@ -111,7 +111,7 @@ class DAGNode(DAGNodeBase):
 
     # ------------------------------------------------------------ execution
 
-    def execute(self, *args: Any, _ray_cache_refs: bool = False, **kwargs: Any) -> Any:
+    def execute(self, /, *args: Any, _ray_cache_refs: bool = False, **kwargs: Any) -> Any:
         """Run the graph that ends here with tasks and actor calls.
 
         Args:
@@ -184,7 +184,7 @@ class DAGNode(DAGNodeBase):
         """Forget the results of the last execution."""
         self.cache_from_last_execute = {}
 
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _execute_impl(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run this node, whose arguments are results by now. Other libraries have nodes that cannot be run."""
         raise NotImplementedError(f"{type(self).__name__} cannot be executed")
 

@@ -33,7 +33,7 @@ class FunctionNode(DAGNode):
     def _copy_impl(self, new_args: Any, new_kwargs: Any, new_options: Any, new_other_args_to_resolve: Any) -> DAGNode:
         return FunctionNode(self._body, new_args, new_kwargs, new_options, new_other_args_to_resolve, self._remote)
 
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _execute_impl(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._remote.remote(*self._bound_args, **self._bound_kwargs)
 
     def __str__(self) -> str:

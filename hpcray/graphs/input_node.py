@@ -43,7 +43,7 @@ class InputNode(DAGNode):
     def _copy_impl(self, new_args: Any, new_kwargs: Any, new_options: Any, new_other_args_to_resolve: Any) -> DAGNode:
         return InputNode(_other_args_to_resolve=new_other_args_to_resolve)
 
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _execute_impl(self, /, *args: Any, **kwargs: Any) -> Any:
         assert self._in_context_manager(), (
             "InputNode is a singleton instance that should be only used in context manager for dag building and "
             "execution. See the docstring of class InputNode for examples."
@@ -114,7 +114,7 @@ class InputAttributeNode(DAGNode):
             other["dag_input_node"], other["key"], other["accessor_method"], other["result_type_string"]
         )
 
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _execute_impl(self, /, *args: Any, **kwargs: Any) -> Any:
         given, key = self._dag_input_node, self._key
         if isinstance(given, DAGInputData) or self._accessor_method == "__getitem__" or isinstance(key, int):
             return given[key]

@@ -21,7 +21,7 @@ class MultiOutputNode(DAGNode):
     def _copy_impl(self, new_args: Any, new_kwargs: Any, new_options: Any, new_other_args_to_resolve: Any) -> DAGNode:
         return MultiOutputNode(new_args, new_other_args_to_resolve)
 
-    def _execute_impl(self, *args: Any, **kwargs: Any) -> Any:
+    def _execute_impl(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._bound_args
 
     def __str__(self) -> str:

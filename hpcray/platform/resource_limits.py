@@ -24,6 +24,16 @@ _RESERVED_FDS = 24  # descriptors that a raylet keeps for itself: wires, spill f
 _MAX_OPEN_FILES = 1 << 20
 
 
+def open_standard_descriptors() -> None:
+    """Open those of stdin, stdout and stderr that the process was started without: else a socket or the arena would get
+    their numbers, and what a library or a child prints would be written there."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number that is free
+
+
 def usable_cpus() -> int:
     """CPUs this process may run on: its affinity mask, cut to the cgroup's quota and to what the batch system gave the
     job on this host; at least 1."""

@@ -22,6 +22,7 @@ import msgspec
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.process_tree import forward_signals
+from hpcray.platform.resource_limits import open_standard_descriptors
 from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, read_session
 from hpcray.protocol.messages import ATTACHED, DRIVER
@@ -167,6 +168,7 @@ def enter(address: str | None, options: NodeOptions, environ: MutableMapping[str
         StartupError: the node or the cluster did not come up.
         ValueError: an option or the address is not valid.
     """
+    open_standard_descriptors()
     environ = os.environ if environ is None else environ
     if address is None:
         address = environ.get(ADDRESS)

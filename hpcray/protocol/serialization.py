@@ -130,11 +130,16 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
     file = io.BytesIO()
     try:
         Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError) as error:
-        text = repr(value)
+    except RecursionError as error:
         raise SerializationError(
-            f"could not serialize {text[:200]}: {error}; hint: open such objects inside the task or actor instead of "
-            "passing them",
+            f"could not serialize a {kind.__name__}: it is nested too deeply ({error}); hint: sys.setrecursionlimit, "
+            "or a flat form of the same data",
+            value,
+        ) from error
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise SerializationError(
+            f"could not serialize {_shown(value)}: {error}; hint: open such objects inside the task or actor instead "
+            "of passing them",
             value,
         ) from error
     finally:
@@ -144,6 +149,14 @@ def serialize(value: Any) -> tuple[bytes | Serialized, list[Any]]:
     if not buffers:
         return file.getvalue() + PLAIN_END, refs
     return Serialized(file.getvalue(), [_contiguous(b) for b in buffers]), refs
+
+
+def _shown(value: Any) -> str:
+    """Return the beginning of the repr of a value, which is code of the user and may fail."""
+    try:
+        return repr(value)[:200]
+    except Exception as error:
+        return f"<{type(value).__name__} whose repr raises {type(error).__name__}>"
 
 
 def without_frame(blob: bytes) -> bytes:

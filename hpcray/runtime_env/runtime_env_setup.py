@@ -49,8 +49,9 @@ def package_files(root: str, excludes: Sequence[str] = ()) -> list[str]:
     """The files of a directory that go into its package: relative paths, sorted.
 
     Left out: what `excludes` and the directory's .gitignore and .rayignore files name (in Git's syntax, relative to
-    where they are), .git, virtual environments called .venv or venv, __pycache__, links to directories, and what is no
-    file.
+    where they are), .git, virtual environments called .venv or venv, __pycache__, and what is neither file nor
+    directory. A link stands for what it leads to, as in Ray, but for one that leads to a directory around it. An empty
+    directory is in the list with a slash at its end.
     """
     given = os.environ.get(_EXCLUDES_VARIABLE)
     always = DEFAULT_EXCLUDES if given is None else [name.strip() for name in given.split(",") if name.strip()]
@@ -67,16 +68,27 @@ def _walk(root: str, below: str, specs: list[tuple[str, object]]) -> Iterator[st
     if lines:
         specs = [*specs, (below, _spec(lines))]
     with os.scandir(here) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
+        found_here = sorted(entries, key=lambda entry: entry.name)
+        if not found_here and below:
+            yield below + "/"
+        for entry in found_here:
             name = os.path.join(below, entry.name)
             directory = entry.is_dir()
             shown = name.replace(os.sep, "/") + ("/" if directory else "")
             if any(spec.match_file(shown[len(base) :].lstrip("/")) for base, spec in specs):  # type: ignore[attr-defined]
                 continue
-            if directory and not entry.is_symlink():
-                yield from _walk(root, name, specs)
+            if directory:
+                if not entry.is_symlink() or not _leads_around(os.path.join(root, name)):
+                    yield from _walk(root, name, specs)
             elif not directory and entry.is_file():
                 yield name
+
+
+def _leads_around(link: str) -> bool:
+    """Return True if a link leads to a directory that it is in itself: who follows it finds no end."""
+    target = os.path.realpath(link)
+    here = os.path.realpath(os.path.dirname(link))
+    return os.path.commonpath([target, here]) == target
 
 
 def _spec(lines: Sequence[str]) -> object:
@@ -90,6 +102,9 @@ def files_signature(root: str, names: Sequence[str]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name in names:
         state = os.stat(os.path.join(root, name))
+        if name.endswith("/"):
+            digest.update(f"{name}\n".encode())
+            continue
         digest.update(f"{name}\0{state.st_size}\0{state.st_mtime_ns}\0{stat.S_IMODE(state.st_mode)}\n".encode())
     return digest.hexdigest()
 
@@ -98,7 +113,7 @@ def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
     """A zip of files of a directory: equal files make equal bytes, whatever their times are.
 
     Args:
-        names: relative to `root`; links to files become files.
+        names: relative to `root`, directories with a slash at their end; links become what they lead to.
         top: a directory that everything is put into.
 
     Raises:
@@ -120,6 +135,10 @@ def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
         for name in names:
             path = os.path.join(root, name)
             info = zipfile.ZipInfo(os.path.join(top, name).replace(os.sep, "/"), _EPOCH)
+            if name.endswith("/"):
+                info.external_attr = (stat.S_IMODE(os.stat(path).st_mode) | stat.S_IFDIR) << 16
+                package.writestr(info, b"")
+                continue
             info.external_attr = (stat.S_IMODE(os.stat(path).st_mode) | stat.S_IFREG) << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             with open(path, "rb") as file:

@@ -212,11 +212,11 @@ class ActorGroupMethod:
     def __init__(self, group: ActorGroup, name: str) -> None:
         self._group, self._name = group, name
 
-    def remote(self, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
+    def remote(self, /, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
         """Call the method on every actor with the same arguments. Returns the refs in the order of the actors."""
         return [getattr(actor, self._name).remote(*args, **kwargs) for actor in self._group.actors]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
             f"ActorGroup methods cannot be called directly. Instead of running 'object.{self._name}()', try "
             f"'object.{self._name}.remote()'."

@@ -19,7 +19,6 @@ from hpcray.api.objects import get, put
 from hpcray.api.runtime_context import cluster_resources
 from hpcray.api.session import init, is_initialized
 from hpcray.common.exceptions import ActorDiedError
-from hpcray.platform.job_variables import session_of_parent
 from hpcray.transport.startup import read_launch
 from hpcray.util.dispatcher import (
     CALL,
@@ -39,6 +38,7 @@ __all__ = [
     "JoinableQueue",
     "OrderedIMapIterator",
     "Pool",
+    "PoolTaskError",
     "TimeoutError",
     "UnorderedIMapIterator",
 ]
@@ -141,11 +141,23 @@ class AsyncResult:
             self._done.set()
 
 
+class PoolTaskError(Exception):
+    """In the place of a result of `imap`: its function raised an exception.
+
+    Attributes:
+        underlying: that exception. A function may also return one, which comes as it is.
+    """
+
+    def __init__(self, underlying: BaseException) -> None:
+        super().__init__(underlying)
+        self.underlying = underlying
+
+
 class IMapIterator(Iterator[Any]):
     """Results of a lazy map. A few chunks per process are in flight; each result taken admits another.
 
-    The exception of an item takes the place of its result; the RayActorError of a chunk whose process died, that of the
-    results of the chunk.
+    The exception of an item takes the place of its result, as a `PoolTaskError`; the RayActorError of a chunk whose
+    process died, that of the results of the chunk.
     """
 
     def __init__(self, workers: ActorWorkers, calls: Iterator[Callable[[], DispatchFuture]], ahead: int) -> None:
@@ -168,7 +180,7 @@ class IMapIterator(Iterator[Any]):
         return self.next()
 
     def next(self, timeout: float | None = None) -> Any:
-        """Return the next result, or the exception of the function.
+        """Return the next result, or, as in Ray, a `PoolTaskError` with the exception of the function.
 
         Raises:
             multiprocessing.TimeoutError: the result did not arrive within `timeout` seconds; call `next` again.
@@ -184,9 +196,9 @@ class IMapIterator(Iterator[Any]):
                 try:
                     self._outcomes.extend(future.result())
                 except Exception as error:
-                    return error
+                    return PoolTaskError(error)
             outcome = self._outcomes.popleft()
-        return outcome.error() if isinstance(outcome, CallFailure) else outcome
+        return PoolTaskError(outcome.error()) if isinstance(outcome, CallFailure) else outcome
 
     @abstractmethod
     def _wait(self, timeout: float | None) -> DispatchFuture:
@@ -436,12 +448,7 @@ def _connect(processes: int | None, address: str | None) -> int:
     """Start or join a session unless there is one; returns the number of processes of the pool."""
     if not is_initialized():
         address = address or os.environ.get("RAY_ADDRESS") or None
-        alone = (
-            address is None
-            and not read_launch(os.environ).kind
-            and "HPCRAY_ADDRESS" not in os.environ
-            and session_of_parent(os.environ) is None
-        )
+        alone = address is None and not read_launch(os.environ).kind and "HPCRAY_ADDRESS" not in os.environ
         init(address, num_cpus=processes if alone else None)
     cpus = int(cluster_resources().get("CPU", 0))
     if processes is None:

@@ -25,6 +25,7 @@ from hpcray.common.labels import (
 )
 from hpcray.common.resources import (
     ACCELERATOR_TYPE,
+    ADDRESS_PREFIX,
     ALL_SLOTS,
     ANY,
     GROUP,
@@ -618,17 +619,17 @@ class ClusterResources:
 
     # ------------------------------------------------------------ sentences for users
 
-    def describe(self, about: Resources | None = None, labels: bool = False) -> str:
+    def describe(self, about: Resources | None = None, labels: bool = False, addresses: bool = False) -> str:
         """The resources of every node, in one line; nodes that have the same are listed together.
 
         Args:
             about: show only these resources, and how much of them is free.
-            labels: show the labels that users gave to the nodes, too.
+            labels: show the labels that users gave to the nodes, too. addresses: and their resources for addresses.
         """
         groups: dict[str, list[int]] = {}
         for index, state in sorted(self.nodes.items()):
             if about is None:
-                text = show(state.info.total)
+                text = show(state.info.total, addresses)
             else:
                 text = free_of(about, {**state.available, **state.in_bundles}, state.total)
             if labels:
@@ -663,13 +664,18 @@ class ClusterResources:
             busy = fails_when_busy(shape.strategy) and self.feasible(shape)
             text += f" on node {index}{died}, which {'has no room for' if busy else 'cannot serve'} it"
         else:
-            text += ", which no node can serve"
+            missing = [name for name in plain(dict(shape.resources)) if not self._is_anywhere(name)]
+            text += ", which no node can serve" + (f": none has {', '.join(missing)}" if missing else "")
         if self.node_types.known and affinity is None:
             text += f", nor any that may come (node types {', '.join(self.node_types.all())})"
             return f"{text}. What there is: {self.describe(labels=by_labels)}. hint: ask for less, or --node-types"
         hint = "ask for less, or start nodes that have it"
+        addresses = any(name.startswith(ADDRESS_PREFIX) for name in plain(dict(shape.resources)))
         end = "soft=True lets another node serve it" if names_nodes(shape.strategy) else f"{hint}; it waits"
-        return f"{text}. What there is: {self.describe(labels=by_labels)}. hint: {end}"
+        return f"{text}. What there is: {self.describe(labels=by_labels, addresses=addresses)}. hint: {end}"
+
+    def _is_anywhere(self, name: str) -> bool:
+        return any(state.total.get(name) for state in self.nodes.values())
 
     def why_waiting(self, shape: Shape, requester: str) -> str:
         """The report for a request that waits for others to end."""

@@ -34,6 +34,7 @@ from hpcray.runtime.core_worker.frame_slots import FrameSlotClient
 from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.handler_tables import BoundHandlers, Handler, HandlerTable
+from hpcray.runtime.core_worker.handler_waits import begin_exit
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
 from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient, map_arena
 from hpcray.runtime.core_worker.object_reader import ObjectReader, unknown_ref
@@ -469,8 +470,14 @@ class CoreWorker:
         finally:
             retries.submit_held()
 
-    def close(self) -> None:
-        """Leave the job: close every socket. The caller has sent its last requests to the raylet."""
+    def close(self, exiting: bool = False) -> None:
+        """Leave the job: close every socket. The caller has sent its last requests to the raylet.
+
+        Args:
+            exiting: the interpreter ends: threads that wait go on waiting, and end with it.
+        """
+        if exiting:
+            begin_exit()
         if current.process is self:
             current.process = None
         with self.engine.lock:
@@ -480,7 +487,7 @@ class CoreWorker:
             self.dead = self.dead or "hpcray.shutdown() was called"
             self.compiled_graphs.close()
             for oid, entry in list(self.table.entries.items()):
-                if entry.local_waiters or entry.ready_waiters:
+                if not exiting and (entry.local_waiters or entry.ready_waiters):
                     self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
             self.table.recovery.forget_tasks()
             self.gcs.fail()

@@ -1,17 +1,35 @@
-"""Waits of signal handlers that have interrupted a wait of their own thread."""
+"""Waits of signal handlers that have interrupted a wait of their own thread, and waits that outlast the session."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from time import monotonic
-from typing import Any, Protocol
+from time import monotonic, sleep
+from typing import Any, NoReturn, Protocol
 
 from hpcray.common.exceptions import RaySystemError
 from hpcray.core.core_worker.object_table import Waiter
 
 IDLE, FOREGROUND, BACKGROUND = 0, 1, 2
 REENTRANT_WAIT = "a destructor or signal handler that interrupted hpcray itself cannot wait"
+
+
+_exit_began: list[bool] = []
+
+
+def begin_exit() -> None:
+    """Take note that the interpreter ends: all threads that still wait are daemons, which it leaves where they are."""
+    _exit_began.append(True)
+
+
+def end_wait(engine: Engine) -> NoReturn:
+    """End a wait of this thread, as the session has ended: with an error, or with the interpreter (lock held)."""
+    if _exit_began:
+        while engine.holds_lock():
+            engine.lock.release()
+        while True:
+            sleep(3600)
+    raise RaySystemError("hpcray.shutdown() was called while this thread waited")
 
 
 class Engine(Protocol):

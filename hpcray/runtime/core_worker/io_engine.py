@@ -44,7 +44,14 @@ from hpcray.platform.sockets import SOCKET_BUFFER, connect_private, is_same_user
 from hpcray.protocol.frames import HEADER, LENGTH, LONG, ROUTE, FrameError
 from hpcray.protocol.messages import Message, ProbeViaRaylet, decode, encode
 from hpcray.protocol.pieces import encode_pieces
-from hpcray.runtime.core_worker.handler_waits import BACKGROUND, FOREGROUND, IDLE, REENTRANT_WAIT, wait_in_handler
+from hpcray.runtime.core_worker.handler_waits import (
+    BACKGROUND,
+    FOREGROUND,
+    IDLE,
+    REENTRANT_WAIT,
+    end_wait,
+    wait_in_handler,
+)
 from hpcray.runtime.core_worker.peer_sockets import NO_NEIGHBORS, Peer, PeerSocket, listen
 
 TICK = 0.002
@@ -247,7 +254,7 @@ class IoEngine:
         in_time = True
         while waiter.count > 0 and in_time:
             if self.closed:
-                raise RaySystemError("hpcray.shutdown() was called while this thread waited")
+                end_wait(self)
             if self.driver == IDLE or waiter.turn:
                 waiter.turn = False
                 self.driver = FOREGROUND

@@ -197,7 +197,7 @@ def _of_method(cls: str, method: str) -> dict[str, str]:
 
 def _submitting(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def remote(self: RemoteFunction[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def remote(self: RemoteFunction[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         name = _function_name(self._function)
         with _span(f"{name} ray.remote", "PRODUCER", _here(_of_function(name))):
             if _streams(self._function):
@@ -213,7 +213,7 @@ def _submitting(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _creating(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def remote(self: ActorClass[Any], *args: Any, **kwargs: Any) -> Any:
+    def remote(self: ActorClass[Any], /, *args: Any, **kwargs: Any) -> Any:
         cls = self.__ray_actor_class__
         name = cls.__qualname__
         with _span(f"{name}.__init__ ray.remote", "PRODUCER", _here(_of_method(name, "__init__"))) as span:
@@ -229,7 +229,7 @@ def _creating(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 def _calling(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def remote(self: ActorMethod[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def remote(self: ActorMethod[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         given, handle = self._plan.given, self._handle
         cls = given.get(_TRACED_AS, handle._class_name)
         with _span(f"{cls}.{self._name} ray.remote", "PRODUCER", _here(_of_method(cls, self._name))) as span:
