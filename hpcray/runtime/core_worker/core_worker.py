@@ -83,7 +83,7 @@ class Diagnostics(Protocol):
 
 
 class WorkerExecutor(Protocol):
-    """What runs tasks in a worker (`runtime.worker.task_executor`). Its methods are called with the engine's lock."""
+    """The part of a worker that runs its tasks (`runtime.worker.task_executor`). Its methods are called with the engine's lock."""
 
     def block(self, waiter: Waiter, deadline: float | None) -> bool:
         """Wait for `waiter` inside a task, which lends its CPU meanwhile. Returns False at the deadline."""
