@@ -83,7 +83,8 @@ class Diagnostics(Protocol):
 
 
 class WorkerExecutor(Protocol):
-    """The part of a worker that runs its tasks (`runtime.worker.task_executor`). Its methods are called with the engine's lock."""
+    """The part of a worker that runs its tasks (`runtime.worker.task_executor`). Its methods are called with the
+    engine's lock held."""
 
     def block(self, waiter: Waiter, deadline: float | None) -> bool:
         """Wait for `waiter` inside a task, which lends its CPU meanwhile. Returns False at the deadline."""
