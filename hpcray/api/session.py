@@ -33,6 +33,7 @@ from hpcray.platform.job_variables import JobVariables
 from hpcray.platform.log_format import check_rotation
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
+from hpcray.processes.features import FEATURES
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
@@ -382,7 +383,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     """
     entry = enter(address, _preloading(options))
     try:
-        process = connect(entry.session_dir, entry.kind, ObjectInventory)
+        process = connect(entry.session_dir, entry.kind, ObjectInventory, FEATURES)
         current.process = process
         printer = WorkerOutputPrinter(process.engine, show_in_cells(process))
         process.start((printer, HANDLERS))

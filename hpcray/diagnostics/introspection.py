@@ -245,8 +245,11 @@ class Introspection:
         return {"total": total, "rows": rows, "failed": failed, "job": self._job_id}
 
     def _devices(self) -> dict[str, tuple[int, int]]:
-        kept = self._process.device_objects
-        return {} if kept is None else kept.totals()
+        return {
+            device: counted
+            for extension in self._process.extensions.loaded
+            for device, counted in extension.device_totals().items()
+        }
 
     def _job(self) -> dict[str, Any]:
         return {
