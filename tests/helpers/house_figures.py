@@ -101,12 +101,12 @@ FOREIGN = {
 
 ATTRIBUTES = {
     "ClusterMember": 35,
-    "CoreWorker": 57,
+    "CoreWorker": 55,
     "IoEngine": 44,
     "LeaseRequest": 41,
     "Raylet": 28,
     "SpillManager": 32,
-    "TaskExecutor": 33,
+    "TaskExecutor": 32,
     "TaskState": 28,
     "UcxEngine": 35,
 }
@@ -175,7 +175,7 @@ LINES_OF_CODE = {
     "platform": 5056,
     "processes": 338,
     "progress_bars": 217,
-    "protocol": 1479,
+    "protocol": 1452,
     "runtime": 12431,
     "runtime_env": 1025,
     "state": 3936,
