@@ -352,7 +352,7 @@ def type_name(annotation: Any) -> str:
 
 def protocol() -> str:
     """The page on messages."""
-    from hpcray.graphs.messages import GraphMessage
+    from hpcray.graphs.compiled_graphs import GraphMessage
     from hpcray.protocol import messages as package
     from hpcray.tensors.messages import TensorMessage
 
@@ -370,7 +370,7 @@ def protocol() -> str:
         "methods of hpcray; a message without one is the answer that its sender waits for, or is read where "
         "connections begin.\n"
     ]
-    by_room = {f"Extension {name}: `hpcray/{name}/messages.py`": kinds for name, kinds in of_extensions.items()}
+    by_room = {f"Extension {name}": kinds for name, kinds in of_extensions.items()}
     for name, kinds in [*sorted(by_file.items()), *by_room.items()]:
         parts.append(f"\n## {name}\n\n")
         rows = []

@@ -111,7 +111,7 @@ class ClientContext(Mapping[str, Any]):
         shutdown()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        from hpcray.notebooks.job_widget import context_bundle  # only notebooks need it
+        from hpcray.state.job_widget import context_bundle  # only notebooks need it
 
         return context_bundle(self)
 

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcray.graphs.channel_memory import ChannelClosed, RingReader, RingWriter
-from hpcray.graphs.compiled_graphs import CompiledGraphs, OpenGraph
-from hpcray.graphs.messages import ChannelValue
+from hpcray.graphs.compiled_graphs import ChannelValue, CompiledGraphs, OpenGraph
 from hpcray.graphs.value_memory import ValueMemory, ValueViews
 from hpcray.protocol.messages.objects import ERROR, PLAIN
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Union
+
+from msgspec import Struct
 
 from hpcray.core.core_worker.object_table import Waiter
-from hpcray.graphs.messages import ChannelValue, CloseGraph, GraphMessage
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.extensions import Extension
 from hpcray.runtime.core_worker.io_engine import IoEngine
+
+
+class ChannelValue(Struct, array_like=True, tag=0):
+    """writer→reader of another node: the value with this number in a compiled graph, of the next execution. stored:
+    `blob` is that of a ref, whose object is the value."""
+
+    graph: bytes
+    value_number: int
+    blob: bytes
+    stored: bool = False
+
+
+class CloseGraph(Struct, array_like=True, tag=1):
+    """driver of a compiled graph→process with an actor of it: it is torn down."""
+
+    graph: bytes
+
+
+GraphMessage = Union[ChannelValue, CloseGraph]
 
 
 class OpenGraph:

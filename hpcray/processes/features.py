@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.platform.arena import Arena
 from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.extensions import Extension, FeatureTable
@@ -52,6 +53,24 @@ def _device_view(
     return device_view(process, arena, offset, size, gone)
 
 
+def _post_mortem(error: BaseException) -> None:
+    from hpcray.diagnostics.debugger import post_mortem
+
+    post_mortem(error)
+
+
+def _record_table(*arguments: Any) -> tuple[ObjectTable, Any]:
+    from hpcray.diagnostics.record_replay import record_table
+
+    return record_table(*arguments)
+
+
+def _ref_html(ref: Any) -> str:
+    from hpcray.notebooks.notebook_reprs import ref_html
+
+    return ref_html(ref)
+
+
 FEATURES = FeatureTable(
     extensions={
         "graphs": _graphs,
@@ -61,4 +80,7 @@ FEATURES = FeatureTable(
     },
     transport_memory=_transport_memory,
     device_view=_device_view,
+    post_mortem=_post_mortem,
+    record_table=_record_table,
+    ref_html=_ref_html,
 )

@@ -49,7 +49,9 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         raise reported_by_launcher(error, launch) from None
     try:
         with ended_by_sigterm(node.session.remove):
-            from hpcray.runtime.node.node import open_node, serve  # not before: workers would inherit the modules
+            # Not before: workers would inherit the modules.
+            from hpcray.processes.node_features import NODE_FEATURES
+            from hpcray.runtime.node.node import open_node, serve
 
             gc.freeze()
             gc.enable()
@@ -58,7 +60,7 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     except BaseException:
         node.abandon()
         raise
-    return serve(node, opened, ready, life)
+    return serve(node, opened, ready, life, NODE_FEATURES)
 
 
 def _read_launch(options: NodeOptions) -> Launch:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pickle import dumps
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
@@ -44,9 +44,6 @@ from hpcray.runtime.core_worker.placement_group_client import PlacementGroupClie
 from hpcray.runtime.core_worker.task_retries import lost_blob
 from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
 from hpcray.runtime.core_worker.wait_manager import WaitManager
-
-if TYPE_CHECKING:
-    from hpcray.diagnostics.record_replay import Recorder
 
 _sessions = itertools.count()
 _DEATH_REPORT_TIMEOUT = 0.3
@@ -113,7 +110,7 @@ class CoreWorker:
         self.dead: str | None = None
         self.features = features
         self.extensions: Extensions = Extensions(self, features, config.extensions)
-        self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
+        self.table, self.recorder = _make_table(me, engine, self._lost_blob, config, features)
         self.arena = arena
         self.arenas = {self.node: arena}
         self.frame_slots: FrameSlotClient = FrameSlotClient(self, arena)
@@ -469,14 +466,12 @@ class CoreWorker:
 
 
 def _make_table(
-    me: bytes, engine: IoEngine, lost: Callable[[bytes, str, str], bytes], config: Config
-) -> tuple[ObjectTable, Recorder | None]:
+    me: bytes, engine: IoEngine, lost: Callable[[bytes, str, str], bytes], config: Config, features: FeatureTable
+) -> tuple[ObjectTable, Any]:
     """Recording and call-site tracking are opt-in; the default table carries no overhead."""
     recorder = None
-    if config.record:
-        from hpcray.diagnostics.record_replay import record_table  # it loads all cores, and few jobs record
-
-        table, recorder = record_table(me, engine.send, engine.notify, lost, config.lineage_limit)
+    if config.record and features.record_table is not None:
+        table, recorder = features.record_table(me, engine.send, engine.notify, lost, config.lineage_limit)
     else:
         table = ObjectTable(me, engine.send, engine.notify, lost, config.lineage_limit)
     if config.record_ref_creation_sites:

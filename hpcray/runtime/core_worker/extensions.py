@@ -10,6 +10,7 @@ Programs name extensions of their own with the setting `extensions` (docs/how-to
 
 from __future__ import annotations
 
+import html
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -18,6 +19,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import msgspec
 
+from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.platform.arena import Arena
 from hpcray.protocol.messages import ExtensionMessage, ObjectGet
 from hpcray.runtime.core_worker.io_engine import IoEngine
@@ -139,6 +141,14 @@ Loader = Callable[[], type[Extension]]
 """Imports an extension and returns its class."""
 
 
+def _nothing(error: BaseException) -> None:
+    """A process without a debugger does not wait for one."""
+
+
+def _escaped(ref: object) -> str:
+    return html.escape(repr(ref))
+
+
 @dataclass(frozen=True)
 class FeatureTable:
     """Features that the entry point of a process hands to its core worker, as functions that import them.
@@ -150,12 +160,19 @@ class FeatureTable:
         device_view: called with a process, an arena, offset and size of an object in it, and a function to be called
             when the view is gone; a view from which a device copies at full speed, None where there is none.
         device_view_size: objects smaller than this are not asked for, in bytes.
+        post_mortem: called with the exception of a failed task where Ray's variable asks for it: waits for a debugger.
+        record_table: makes the table of objects where the setting `record` is on, and its recorder; the arguments are
+            those of `ObjectTable`.
+        ref_html: called with a ref; the ref as HTML, for a notebook.
     """
 
     extensions: Mapping[str, Loader] = field(default_factory=dict)
     transport_memory: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
     device_view: Callable[[Any, Arena, int, int, Callable[[], object]], memoryview | None] | None = None
     device_view_size: int = 1 << 20
+    post_mortem: Callable[[BaseException], object] = _nothing
+    record_table: Callable[..., tuple[ObjectTable, Any]] | None = None
+    ref_html: Callable[[Any], str] = _escaped
 
 
 NO_FEATURES = FeatureTable()

@@ -17,7 +17,6 @@ from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEn
 from hpcray.common.ids import TaskID, raylet_of, return_index
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
-from hpcray.diagnostics.introspection import TaskEventBuffer
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import (
@@ -31,6 +30,7 @@ from hpcray.protocol.serialization import (
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_writer import ObjectOccupied
 from hpcray.runtime.worker.context import WorkerContext
+from hpcray.runtime.worker.task_events import TaskEventBuffer
 
 _FLUSH_US = 1_000
 POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
@@ -157,9 +157,7 @@ class Replies:
                 error = self._task_error(cancelled, name, actor, task)
         elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
             if os.environ.get(POST_MORTEM) == "1":
-                from hpcray.diagnostics.debugger import post_mortem
-
-                post_mortem(error)
+                self._process.features.post_mortem(error)
             error = self._task_error(error, name, actor, task)
         if self.record is not None:
             self.record.explain(task, error)

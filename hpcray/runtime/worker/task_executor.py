@@ -24,7 +24,6 @@ from hpcray.common.exceptions import RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, owner_of, raylet_of, task_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
-from hpcray.diagnostics.introspection import qualified_name
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
@@ -39,10 +38,10 @@ from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
+from hpcray.runtime.worker.context import WorkerEnvironment
 from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
-from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
-from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv, expanded
+from hpcray.runtime.worker.task_events import qualified_name
 
 _LEND_AFTER = 0.01
 """Seconds of waiting inside a task after which its CPU is lent to others: to read what lies in the node's store takes
@@ -107,7 +106,7 @@ class TaskExecutor:
         forked: whether this is a child process that a task has forked, and not the worker.
     """
 
-    def __init__(self, process: CoreWorker, environment: WorkerRuntimeEnv) -> None:
+    def __init__(self, process: CoreWorker, environment: WorkerEnvironment) -> None:
         self.process = process
         self.engine = process.engine
         self.forked: bool = False
@@ -186,7 +185,7 @@ class TaskExecutor:
 
     def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
         """The variables of a task or actor go before those of its job."""
-        self.env = expanded((name, value) for name, value in env if name != RUNTIME_ENV_VARIABLE)
+        self.env = self.environment.variables(env)
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
 
@@ -285,7 +284,7 @@ class TaskExecutor:
                 sys.path.insert(0, path)
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
-        os.environ.update(expanded(job.env))
+        os.environ.update(self.environment.variables(job.env))
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
         self.environment.enter()
