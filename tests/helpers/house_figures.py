@@ -8,14 +8,10 @@ and the commit message says why. Each entry stands on a line of its own.
 from __future__ import annotations
 
 STRINGS = {
-    "hpcray.progress_bars.progress_display -> hpcray.experimental.tqdm_ray": "draws the bars of `progress`",
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
-    "hpcray.api.session -> hpcray.util.tracing.otlp_file": "the set-up function of HPCRAY_TRACE",
-    "hpcray.api.session -> hpcray.util.tracing.tracing_helper": "init() starts tracing",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
-    "hpcray.runtime.core_worker.worker_output -> hpcray.experimental.tqdm_ray": "takes out bars",
     "hpcray.processes.bootstrap -> hpcray.processes.raylet_main": "lasting: code of another process",
 }
 """Strings that name a module above their own, or close a circle of imports, with what for."""
@@ -156,38 +152,39 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 2985,
-    "autoscaler": 822,
-    "cli": 2578,
+    "api": 2993,
+    "autoscaler": 807,
+    "cli": 2638,
     "common": 1435,
     "compat": 3406,
     "core": 12622,
     "dashboard": 1192,
-    "diagnostics": 2643,
+    "diagnostics": 2585,
     "experimental": 664,
-    "graphs": 2182,
-    "job_submission": 713,
+    "graphs": 2195,
+    "job_submission": 718,
     "jobs": 1233,
-    "kernel": 37888,
+    "kernel": 38097,
     "launch": 551,
     "mpi": 541,
-    "notebooks": 219,
-    "platform": 5056,
-    "processes": 338,
-    "progress_bars": 217,
+    "notebooks": 121,
+    "platform": 5073,
+    "processes": 393,
+    "progress_bars": 222,
     "protocol": 1452,
-    "runtime": 12431,
+    "ray_api": 451,
+    "runtime": 12640,
     "runtime_env": 1025,
-    "state": 3936,
-    "tensors": 3268,
+    "state": 4036,
+    "tensors": 3321,
     "top": 753,
     "transport": 1877,
     "util": 3703,
-    "whole": 67882,
+    "whole": 68673,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 520,
+    "whole": 531,
 }
 """Files of the package, those of compat/standin left out."""
