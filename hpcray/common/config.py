@@ -40,6 +40,7 @@ _OTHER_VARIABLES = (
     "MPIRUN",
     "NETWORK_DEVICES",
     "NODE_ID",
+    "RAY_API",
     "NODE_NAME",
     "PARTITION",
     "RAY_LIBRARIES",
