@@ -223,12 +223,7 @@ class _NodeServer:
     """Composes the raylet of a prepared node, and runs its loop until the node has ended."""
 
     def __init__(
-        self,
-        node: PreparedNode,
-        opened: OpenNode,
-        ready: Callable[[str], None],
-        life_fd: int,
-        features: NodeFeatures,
+        self, node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life_fd: int, features: NodeFeatures
     ) -> None:
         config, transports, place = node.config, opened.transports, opened.place
         control, data = transports.control, transports.data
