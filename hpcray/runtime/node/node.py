@@ -244,11 +244,7 @@ class _NodeServer:
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus, node.accelerators)
         spill = config.spill_threshold
         self._spill_files = SpillFiles(
-            node.spill_dir,
-            node.arena,
-            lambda text: self._raylet.log(text),
-            config.disk_capacity_threshold,
-            lambda text: self._raylet.events.report("ERROR", text),
+            node.spill_dir, node.arena, self._log, config.disk_capacity_threshold, self._report_error
         )
         overflow = self._spill_files.overflow_size if spill else 0
         store = ObjectStore(
@@ -287,6 +283,12 @@ class _NodeServer:
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
         )
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
+
+    def _log(self, text: str) -> None:
+        self._raylet.log(text)
+
+    def _report_error(self, text: str) -> None:
+        self._raylet.events.report("ERROR", text)
 
     def _attach_parts(self, transports: NodeTransports) -> None:
         node, raylet, loop, router = self._node, self._raylet, self._loop, self._router
