@@ -92,7 +92,7 @@ def timeline(file: str | None, address: str) -> None:
 
 @click.command("disable-usage-stats", hidden=True)
 def disable_usage_stats() -> None:
-    """Do nothing, successfully, as scripts call it before `ray start`: hpcray collects no usage statistics."""
+    """Accept the wish: hpcray collects no usage statistics. Scripts call this before `ray start`."""
     click.echo("Usage stats disabled for future clusters: hpcray collects none.")
 
 
