@@ -24,7 +24,7 @@ from hpcray.jobs import PickledCall, write_pickle
 from hpcray.jobs.batch_job import LAUNCH, SCRIPT_OUTPUT
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
 from hpcray.jobs.batch_queue import submit_batch
-from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, default_folder, make_folder
+from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, jobs_folder, make_folder
 from hpcray.platform.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
@@ -111,7 +111,6 @@ def submit(
         import_submitit()
     elif request.requeues:
         raise SubmitError(f"requeue needs Slurm, and this job would run in {kind}; hint: leave it out")
-    base = Path(folder) if folder is not None else default_folder()
     gpus = request.gpus_per_node if kind == LOCAL else None
     launch = BatchLaunch(
         nodes=request.nodes,
@@ -122,7 +121,7 @@ def submit(
         time=request.time if kind != SLURM else None,
         env=request.env,
     )
-    return _start(launch, request, kind, make_folder(base.expanduser().absolute(), request.name))
+    return _start(launch, request, kind, make_folder(jobs_folder(folder), request.name))
 
 
 def _start(launch: BatchLaunch, request: JobRequest, kind: str, own: Path) -> SubmittedJob[Any]:

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcray.jobs import CALL, PickledCall, write_pickle
+from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.launch.launch_line import LaunchError, find_mpirun, forwarded_options, has_mpich, protocol
 from hpcray.mpi import processes
 from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.private_files import CLOSED, make_private_directory, write_private_file
 from hpcray.runtime.core_worker.core_worker import current
 
 _GUARD_EXIT_TIMEOUT = 20.0  # seconds
@@ -150,7 +151,7 @@ class RankHolder:
         """
         assert current.process is not None
         self._directory = Path(current.process.session_dir) / f"mpi-{token}"
-        self._directory.mkdir(0o700)
+        make_private_directory(str(self._directory), CLOSED, ancestors=True)
         if call:
             loaded: PickledCall = pickle.loads(call)
             write_pickle(self._directory / CALL, loaded)
@@ -182,7 +183,7 @@ class RankHolder:
         environ = launch_environ(os.environ, env, cpus_per_rank)
         if site.srun:
             path = self._directory / _HOSTFILE
-            path.write_text(hostfile(shares))
+            write_private_file(str(path), hostfile(shares).encode())
             environ["SLURM_HOSTFILE"] = str(path)
         self._guard.stdin.write(json.dumps({"line": compose(shares, site, role), "environ": environ}).encode() + b"\n")
         self._guard.stdin.flush()
@@ -191,7 +192,7 @@ class RankHolder:
 
     def collect(self) -> dict[int, tuple[Any, ...]]:
         """The results of the ranks on this node, by rank."""
-        return {int(path.stem[1:]): pickle.loads(path.read_bytes()) for path in self._directory.glob("r*.pkl")}
+        return {int(path.stem[1:]): read_pickle(path) for path in self._directory.glob("r*.pkl")}
 
     def close(self) -> None:
         """End the guard, and with it the ranks, and remove the directory."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hpcray.platform.private_files import make_private_directory
+
 
 def keep_logs(session_logs: str, directory: str, node: int) -> str:
     """Have the log files of a node written to a directory that stays.
@@ -18,7 +20,7 @@ def keep_logs(session_logs: str, directory: str, node: int) -> str:
     """
     kept = os.path.join(os.path.abspath(directory.replace("%j", os.environ.get("SLURM_JOB_ID", "0"))), f"node-{node}")
     try:
-        os.makedirs(kept, 0o700, exist_ok=True)
+        make_private_directory(kept)
         os.symlink(kept, session_logs)
     except OSError as error:
         return f"the log files of workers do not stay in {kept}: {error}; hint: HPCRAY_LOG_DIR"

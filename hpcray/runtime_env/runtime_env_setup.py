@@ -19,6 +19,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcray.platform.private_files import (
+    CLOSED,
+    make_private_directory,
+    open_private_file,
+    read_private_file,
+    write_private_file,
+)
 from hpcray.platform.process_tree import kill_descendants
 
 PACKAGE_SIZE_LIMIT = 512 << 20
@@ -205,8 +212,8 @@ def locked_path(session_dir: str, name: str) -> Iterator[str]:
     """Context manager that locks an entry of this node's directory of environments, and gives its path, which may not
     exist."""
     directory = os.path.join(session_dir, RUNTIME_ENV_DIRECTORY)
-    os.makedirs(directory, 0o700, exist_ok=True)
-    fd = os.open(os.path.join(directory, name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    make_private_directory(directory, CLOSED)
+    fd = open_private_file(os.path.join(directory, name + ".lock"), os.O_RDWR | os.O_CREAT, CLOSED)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield os.path.join(directory, name)
@@ -282,8 +289,7 @@ def try_variables(
             given = ", ".join(f"{name}={text}" for name, text in sorted(variables.items()))
             cannot = f"with {given} of env_vars, workers cannot start"
             _run([*command, *trial], cannot, deadline, variables=variables, shown=shlex.join(command))
-            with open(path, "w", encoding="utf-8"):
-                pass
+            write_private_file(path, b"")
 
 
 def _activated(python: str) -> dict[str, str]:
@@ -314,11 +320,8 @@ def _probed(
             found["own"] = found.pop("parent", 0) == os.getpid()
             cannot = f"py_executable {command!r} cannot run hpcray's workers"
             _run([found["executable"], *trial], cannot, deadline, variables=found["env"])
-            with open(path + ".new", "w", encoding="utf-8") as file:
-                json.dump(found, file)
-            os.rename(path + ".new", path)
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            write_private_file(path, json.dumps(found).encode())
+        found = json.loads(read_private_file(path))
     return PythonOfWorkers(found["executable"], shell if found["own"] else [found["executable"]], found["env"])
 
 
@@ -352,8 +355,7 @@ def _installed(
             _make(path, base, deadline)
             _install(path, python, tool, wanted, base, deadline)
             _run([python, *trial], f"hpcray's workers cannot run with what {tool} installed", deadline)
-            with open(os.path.join(path, _DONE), "w", encoding="utf-8"):
-                pass
+            write_private_file(os.path.join(path, _DONE), b"")
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -373,8 +375,8 @@ def _make(path: str, base: str, deadline: float | None) -> None:
         seen = json.loads(output.strip().splitlines()[-1])
     packages = [entry for entry in seen if entry.rstrip("/").endswith(("site-packages", "dist-packages"))]
     version = "python{}.{}".format(*sys.version_info[:2])
-    with open(os.path.join(path, "lib", version, "site-packages", "hpcray_base.pth"), "w", encoding="utf-8") as file:
-        file.write("\n".join(dict.fromkeys(packages)) + "\n")
+    base_packages = os.path.join(path, "lib", version, "site-packages", "hpcray_base.pth")
+    write_private_file(base_packages, ("\n".join(dict.fromkeys(packages)) + "\n").encode())
 
 
 def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base: str, deadline: float | None) -> None:
@@ -383,8 +385,7 @@ def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base:
         _run([*pip, "install", f"pip{wanted['pip_version']}"], "pip", deadline)
         pip = [python, "-m", "pip", "--disable-pip-version-check"]
     requirements = os.path.join(path, "requirements.txt")
-    with open(requirements, "w", encoding="utf-8") as file:
-        file.write("\n".join(wanted["packages"]) + "\n")
+    write_private_file(requirements, ("\n".join(wanted["packages"]) + "\n").encode())
     if tool == "pip":
         _run([*pip, "install", *(wanted.get("pip_install_options") or ()), "-r", requirements], "pip", deadline)
         if wanted.get("pip_check"):

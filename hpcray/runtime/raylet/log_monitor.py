@@ -19,6 +19,7 @@ from hpcray.common.ids import number_of
 from hpcray.common.log_names import parse_worker_log_name
 from hpcray.common.resources import JOB_FIELD, RUNTIME_ENV
 from hpcray.platform.inotify import DirectoryWatch
+from hpcray.platform.private_files import make_private_directory
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -64,7 +65,7 @@ class LogMonitor:
     """
 
     def __init__(self, loop: EventLoop, router: Router, directory: str, first_driver: Callable[[], bytes]) -> None:
-        os.makedirs(directory, 0o700, exist_ok=True)
+        make_private_directory(directory)
         self._loop = loop
         self._router = router
         self._directory = directory

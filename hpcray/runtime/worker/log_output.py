@@ -25,6 +25,7 @@ from hpcray.common.log_names import (
     worker_log_name,
 )
 from hpcray.platform.log_format import rotation_limits
+from hpcray.platform.private_files import append_private_file
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.worker.task_executor import TaskExecutor
@@ -146,7 +147,7 @@ class WorkerLogFile(io.RawIOBase):
             self._parts[-1].end = here
 
     def _open(self) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        fd = append_private_file(self._path)
         self._size = os.fstat(fd).st_size
         os.dup2(fd, self._fd)
         os.close(fd)
