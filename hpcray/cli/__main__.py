@@ -38,6 +38,7 @@ from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
 from hpcray.platform.allocation import compress_nodes, read_allocation
 from hpcray.platform.batch_systems import SLURM
+from hpcray.platform.python_lines import module_line
 from hpcray.state.doctor import FAIL, NOTE, OK, WARN, DoctorFinding, DoctorRow, examine, merge, package_version
 from hpcray.state.doctor_step import examine_job, examine_nodes, judge_clocks
 from hpcray.state.reports import print_table
@@ -114,7 +115,7 @@ def _examine_allocation(require_rdma: bool) -> list[DoctorRow]:
     given = read_allocation()
     mpi = protocol(os.environ, has_mpich())
     slurm = SrunSite(given, os.environ, mpi, try_srun(mpi, os.environ))
-    command = [sys.executable, "-m", "hpcray.state.doctor_step"]
+    command = module_line("hpcray.state.doctor_step")
     command += ["--require-rdma"] if require_rdma else []
     command += ["--without-mpi"] if slurm.problem else []
     nodes = examine_nodes(compose_step(slurm, command), given.nodes)

@@ -6,7 +6,6 @@ import math
 import os
 import shlex
 import subprocess
-import sys
 import time as clock
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +28,8 @@ from hpcray.jobs.submission import (
     without_outer_job,
 )
 from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
-from hpcray.platform.private_files import append_private_file
+from hpcray.platform.private_files import CLOSED, append_private_file, read_private_file
+from hpcray.platform.python_lines import module_line
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
@@ -37,7 +37,6 @@ from hpcray.runtime.node.join_token import (
     REQUEST,
     ask_head,
     join_token_path,
-    read_join_token,
     request_join_token,
     write_join_token,
 )
@@ -246,7 +245,7 @@ def _wait_for_nodes(where: str, count: int, check: Callable[[int], None]) -> Non
 
 def _start_timeout(token: str) -> float:
     """Seconds in which the job's nodes have to be up."""
-    settings = read_join_token(token).settings
+    settings = msgspec.json.decode(read_private_file(token, CLOSED)).get("settings", {})
     return float(settings.get("start_timeout", Config.start_timeout))
 
 
@@ -290,7 +289,7 @@ def _note_batch_job(where: str, kind: str, job_id: str) -> None:
 
 def _node_script(request: JobRequest, token: str) -> str:
     """The batch script of nodes that join, for PBS and Flux: one process, or the MPI world of several."""
-    several = [sys.executable, "-m", "hpcray.cli.launch", "--join", token]
+    several = module_line("hpcray.cli.launch", "--join", token)
     return f"#!/bin/sh\nexec {shlex.join(several if request.nodes > 1 else node_command(token))}\n"
 
 

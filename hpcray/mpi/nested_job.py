@@ -19,6 +19,7 @@ from hpcray.launch.launch_line import LaunchError, find_mpirun, forwarded_option
 from hpcray.mpi import processes
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.private_files import CLOSED, make_private_directory, write_private_file
+from hpcray.platform.python_lines import module_line
 from hpcray.runtime.core_worker.core_worker import current
 
 _GUARD_EXIT_TIMEOUT = 20.0  # seconds
@@ -71,7 +72,7 @@ def compose(shares: Sequence[RankShare], site: NestedMpiSite, role: str = "rank"
     hosts = list(dict.fromkeys(share.host for share in shares))
     parts = [(share.directory, share.first, share.ranks) for share in shares]
     spec = {"shares": parts, "srun": bool(site.srun), "one_host": len(hosts) == 1}
-    command = [site.python, "-m", processes.__name__, role, json.dumps(spec, separators=(",", ":"))]
+    command = module_line(processes.__name__, role, json.dumps(spec, separators=(",", ":")), python=site.python)
     ranks = str(sum(share.ranks for share in shares))
     if site.srun:
         # Each rank where hpcray has reserved its CPUs, beside the step that hpcray itself is; one that fails ends all.
@@ -159,7 +160,7 @@ class RankHolder:
         self._replies = open(reply_read, "rb")  # noqa: SIM115
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", processes.__name__, "guard", str(self._directory), str(reply_write)],
+                module_line(processes.__name__, "guard", str(self._directory), str(reply_write)),
                 stdin=subprocess.PIPE,
                 pass_fds=(reply_write,),
                 env=launch_environ(os.environ, {}, 1),

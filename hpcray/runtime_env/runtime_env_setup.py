@@ -27,6 +27,7 @@ from hpcray.platform.private_files import (
     write_private_file,
 )
 from hpcray.platform.process_tree import kill_descendants
+from hpcray.platform.python_lines import code_line, module_line
 
 PACKAGE_SIZE_LIMIT = 512 << 20
 DEFAULT_EXCLUDES = (".git", ".venv", "venv", "__pycache__")
@@ -39,7 +40,7 @@ _EXCLUDES_VARIABLE = "RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES"
 _SHOWN_LINES = 20  # of output, in an error
 _KILL_INTERVAL = 0.01  # seconds between two passes over the descendants
 _PROBE = (
-    "import json, os, sys; print('\\n' + json.dumps({'executable': sys.executable, 'version': sys.version_info[:2], "
+    "import sys; sys.path[0:1] = []; import json, os; print('\\n' + json.dumps({'executable': sys.executable, 'version': sys.version_info[:2], "
     "'env': dict(os.environ), 'parent': os.getppid()}))"
 )
 _OF_THE_SHELL = ("_", "OLDPWD", "PWD", "SHLVL")
@@ -370,8 +371,8 @@ def _make(path: str, base: str, deadline: float | None) -> None:
         venv.EnvBuilder(system_site_packages=True, symlinks=True).create(path)
         seen = sys.path
     else:
-        _run([base, "-m", "venv", "--system-site-packages", "--without-pip", path], "venv", deadline)
-        output = _run([base, "-c", "import json, sys; print(json.dumps(sys.path))"], "venv", deadline)
+        _run(module_line("venv", "--system-site-packages", "--without-pip", path, python=base), "venv", deadline)
+        output = _run(code_line("import json; print(json.dumps(sys.path))", python=base), "venv", deadline)
         seen = json.loads(output.strip().splitlines()[-1])
     packages = [entry for entry in seen if entry.rstrip("/").endswith(("site-packages", "dist-packages"))]
     version = "python{}.{}".format(*sys.version_info[:2])
@@ -380,10 +381,10 @@ def _make(path: str, base: str, deadline: float | None) -> None:
 
 
 def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base: str, deadline: float | None) -> None:
-    pip = [base, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    pip = module_line("pip", "--python", python, "--disable-pip-version-check", python=base)
     if wanted.get("pip_version"):
         _run([*pip, "install", f"pip{wanted['pip_version']}"], "pip", deadline)
-        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        pip = module_line("pip", "--disable-pip-version-check", python=python)
     requirements = os.path.join(path, "requirements.txt")
     write_private_file(requirements, ("\n".join(wanted["packages"]) + "\n").encode())
     if tool == "pip":
