@@ -29,7 +29,7 @@ from hpcray.common.labels import labels_problem, labels_text
 from hpcray.launch.launch_line import find_mpirun
 from hpcray.platform.config_files import node_config
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.platform.python_lines import module_line, module_words
+from hpcray.platform.python_lines import module_line
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.node.join_token import request_join_token, write_join_token
@@ -378,7 +378,7 @@ def _line(mpirun: str, nodes: list[ClusterNode], directory: str) -> list[str]:
         line += [":"] if index else []
         line += ["-n", "1", "env", *(f"{name}={value}" for name, value in _identity(node).items())]
         line += module_line("hpcray", *_options(row))
-        line += module_words("hpcray.compat.cluster_utils", directory)
+        line += ["-m", "hpcray.compat.cluster_utils", directory]
     return line
 
 

@@ -45,7 +45,7 @@ from hpcray.jobs import (
 )
 from hpcray.platform.private_files import read_private_file, write_private_file
 from hpcray.platform.process_tree import ProcessIdentity, die_with_parent
-from hpcray.platform.python_lines import module_line, module_words
+from hpcray.platform.python_lines import module_line
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.node.options import NodeOptions
 
@@ -102,7 +102,7 @@ class BatchLaunch:
     def line(self, folder: Path) -> list[str]:
         """The hpcray-launch line."""
         line = module_line("hpcray.cli.launch", "-n", str(self.nodes), *(["--srun"] if self.slurm else []))
-        driver = [] if self.call is None else module_words("hpcray.jobs.batch_launch", str(folder))
+        driver = [] if self.call is None else ["-m", "hpcray.jobs.batch_launch", str(folder)]
         return [*line, *self.node.to_argv(), *driver]
 
     def environ(self) -> dict[str, str]:

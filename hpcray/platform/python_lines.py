@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import PathFinder
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 _HAS_OPTION = sys.version_info >= (3, 11)
@@ -28,12 +29,7 @@ def module_line(module: str, *words: str, python: str = "") -> list[str]:
     """
     if _HAS_OPTION and not _needs_root():
         return [python or sys.executable, "-P", "-m", module, *words]
-    return [python or sys.executable, *module_words(module, *words)]
-
-
-def module_words(module: str, *words: str) -> list[str]:
-    """The words after `python` that run a module as `module_line` does: `-c CODE MODULE WORD...`."""
-    return ["-c", _prelude() + _RUN, module, *words]
+    return [python or sys.executable, "-c", _prelude() + _RUN, module, *words]
 
 
 def code_line(code: str, *words: str, python: str = "") -> list[str]:
@@ -43,7 +39,10 @@ def code_line(code: str, *words: str, python: str = "") -> list[str]:
 
 def _needs_root() -> bool:
     """True if this process finds hpcray in a directory of its own only, as in a checkout that is not installed."""
-    return _ROOT not in sys.path[1:] and os.path.realpath(sys.path[0] or ".") == os.path.realpath(_ROOT)
+    if _ROOT in sys.path[1:] or os.path.realpath(sys.path[0] or ".") != os.path.realpath(_ROOT):
+        return False
+    others = [finder for finder in sys.meta_path if finder is not PathFinder]  # of an editable installation
+    return not any(finder.find_spec("hpcray", None) for finder in others)
 
 
 def _prelude() -> str:

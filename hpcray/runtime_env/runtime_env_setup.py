@@ -40,8 +40,8 @@ _EXCLUDES_VARIABLE = "RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES"
 _SHOWN_LINES = 20  # of output, in an error
 _KILL_INTERVAL = 0.01  # seconds between two passes over the descendants
 _PROBE = (
-    "import sys; sys.path[0:1] = []; import json, os; print('\\n' + json.dumps({'executable': sys.executable, 'version': sys.version_info[:2], "
-    "'env': dict(os.environ), 'parent': os.getppid()}))"
+    "import sys; sys.path[0:1] = []; import json, os; print('\\n' + json.dumps({'executable': sys.executable, "
+    "'version': sys.version_info[:2], 'env': dict(os.environ), 'parent': os.getppid()}))"
 )
 _OF_THE_SHELL = ("_", "OLDPWD", "PWD", "SHLVL")
 _RUNNERS = ("conda", "hatch", "mamba", "micromamba", "pdm", "pixi", "poetry", "uv")
