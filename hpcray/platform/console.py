@@ -214,5 +214,5 @@ def write_exit_code(path: str, code: int) -> None:
     """Write the program's exit code, if the directory permits it."""
     with contextlib.suppress(OSError):
         fd = open_private_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, CLOSED)
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(str(code))
+        with os.fdopen(fd, "wb") as file:
+            file.write(b"%d" % code)

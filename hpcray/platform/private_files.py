@@ -411,7 +411,9 @@ def _walk(path: str, make: bool) -> int:
                     safe = _safe_directories()
                 trusted = any(os.path.samestat(state, known) for known in safe)
                 if not trusted:
-                    raise UntrustedPathError(here, why, f"{SAFE_DIRECTORIES}={here} trusts it, if you do")
+                    own = state.st_uid == os.geteuid()
+                    trusts = f"{SAFE_DIRECTORIES}={here} trusts it, if you do"
+                    raise UntrustedPathError(here, why, f"chmod o-w {here}" if own else trusts)
             while steps and steps[-1] in ("", "."):
                 steps.pop()
             if not steps:

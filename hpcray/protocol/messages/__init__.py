@@ -44,7 +44,7 @@ Message = Union[
     BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost, OpenTensors, TensorsOpened, CloseTensors, PullTensors, TensorsPushed,
     CancelTensors,
-    WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed,
+    WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed, OutputLost,
     Introspect, ListRetriableTasks, RetriableTasks, LastFigures,
     StateLogAppend, StateLogAck, HeadLost, NewHead,
     FrameSlots, SlotFrame, FrameRead, ReclaimFrameSlots, FrameSlotsReturned,

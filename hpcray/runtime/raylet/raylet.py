@@ -570,6 +570,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.FrameRead: lambda r: r.frames.on_frame_read,
     m.FrameSlotsReturned: lambda r: r.frames.on_returned,
     # What workers print.
+    m.OutputLost: lambda r: r.log_monitor.on_lost,
     m.OutputPrinted: lambda r: r.log_monitor.on_printed,
     m.FlushOutput: lambda r: r.log_monitor.on_flush,
     # Memory and introspection.
