@@ -380,7 +380,8 @@ def _need_own(path: str, state: os.stat_result, excess: int) -> None:
     if state.st_mode & excess:
         mode = f"mode {stat.S_IMODE(state.st_mode):o}"
         why = f"can be written by others ({mode})" if state.st_mode & excess & OTHERS else ""
-        repair = {WORLD: "chmod o-w", OTHERS: "chmod go-w"}.get(excess, "chmod go-rwx")
+        closed = "chmod 700" if stat.S_ISDIR(state.st_mode) else "chmod 600"
+        repair = {WORLD: "chmod o-w", OTHERS: "chmod go-w"}.get(excess, closed)
         raise UntrustedPathError(path, why or f"is open to other users ({mode})", f"{repair} {path}")
 
 
