@@ -39,10 +39,7 @@ def writes(source: Source) -> Iterator[int]:
             if {getattr(inner, "attr", "") for inner in ast.walk(node)} & _MAKING_FLAGS:
                 yield node.lineno
         elif name == "open" and isinstance(node.func, ast.Name):
-            modes = [
-                argument
-                for argument in [*node.args[1:2], *(word.value for word in node.keywords if word.arg == "mode")]
-            ]
+            modes = [*node.args[1:2], *(word.value for word in node.keywords if word.arg == "mode")]
             if any(isinstance(mode, ast.Constant) and set(str(mode.value)) & set("wax+") for mode in modes):
                 yield node.lineno
         elif (owner, name) in (("pickle", "load"), ("cloudpickle", "load")):
