@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import click
 
+from hpcray.common.terminal_text import plain
 from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.host_addresses import addresses_of, parse_cluster_address
@@ -111,7 +112,7 @@ def enter_slurm_job(
     if shutil.which("srun") is None:
         raise click.ClickException(f"job {job_id}: there is no srun on this machine")
     if found is not None:
-        click.echo(f"hpcray: job {job_id} ({found.name}, {found.node_list}), through srun --overlap", err=True)
+        click.echo(f"hpcray: job {job_id} ({plain(found.name)}, {found.node_list}), through srun --overlap", err=True)
     command = module_line(module, *words)
     environ = _environment(job_id)
     if sys.stdin.isatty() and sys.stdout.isatty():

@@ -251,7 +251,7 @@ def append_private_file(path: str, ancestors: bool = False) -> int:
 def write_private_file(
     path: str, data: bytes, durable: bool = False, ancestors: bool = False, mode: int = 0o600
 ) -> None:
-    """Write a file, or replace it: whoever may read it sees all of it or nothing.
+    """Write a file, or replace it: a reader sees all of it or nothing.
 
     Args:
         path: of the file.

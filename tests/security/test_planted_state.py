@@ -58,7 +58,7 @@ def test_planted_checkpoint_is_not_restored_and_the_job_has_its_own(
     place = shared / "hpcray-checkpoints" / "4242"
     stranger_says(PLANT_CHECKPOINT, shared, place / "trainer" / "000007", load=LOADED)
     environ = {"SLURM_JOB_ID": "4242", "SLURM_SUBMIT_DIR": str(shared)}
-    root = checkpoint_directory(Config(checkpoint_dir=str(place) if by == "setting" else ""), environ, tell=True)
+    root = checkpoint_directory(Config(checkpoint_dir=str(place) if by == "setting" else ""), environ, announce=True)
     assert root.startswith(f"{home}/.hpcray/checkpoints/")
     said = capsys.readouterr().err
     assert f"{shared}/hpcray-checkpoints belongs to uid {UID}" in said and "HPCRAY_SAFE_DIRECTORIES=" in said

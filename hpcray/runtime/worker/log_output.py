@@ -27,6 +27,7 @@ from hpcray.common.log_names import (
     logs_directory,
     worker_log_name,
 )
+from hpcray.common.terminal_text import plain
 from hpcray.platform.log_format import rotation_limits
 from hpcray.platform.private_files import append_private_file
 from hpcray.protocol import messages as m
@@ -237,9 +238,9 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
         task = async_task.get() or process.local.task
         run = (task.task, process.local.since) if task is not None else _NO_RUN
         if worker.actor is not None:
-            name = f"{LOG_PREFIX_ACTOR_NAME}{worker.actor.shown_name}\n"
+            name = f"{LOG_PREFIX_ACTOR_NAME}{plain(worker.actor.shown_name)}\n"
         else:
-            name = f"{LOG_PREFIX_TASK_NAME}{worker.running_name(task)}\n" if task is not None else ""
+            name = f"{LOG_PREFIX_TASK_NAME}{plain(worker.running_name(task))}\n" if task is not None else ""
         if task is not None and process.job is not None and process.job.names_tasks:
             name += f"{LOG_PREFIX_TASK_ID}{task.task.hex()}\n"
         return name, run
