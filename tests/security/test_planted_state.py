@@ -17,7 +17,7 @@ import hpcray as ray
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
-from hpcray.platform.kept_logs import keep_logs
+from hpcray.platform.kept_logs import keep_logs, node_logs
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.node.run_info import checkpoint_directory
 from hpcray.state.metrics_export import _write as write_metrics_file
@@ -201,7 +201,7 @@ def test_log_directory_that_another_user_made_is_not_used(shared: Path, tmp_path
     profile = tmp_path / "profile"
     profile.write_text("precious\n")
     stranger_says(PLANT_LINKS, shared / "logs" / "node-0", profile, "worker-1.out")
-    problem = keep_logs(str(tmp_path / "logs"), str(shared / "logs"), 0)
+    problem = keep_logs(str(tmp_path / "logs"), node_logs(str(shared / "logs"), 0))
     assert f"belongs to uid {UID}" in problem and "hint: HPCRAY_LOG_DIR" in problem
     assert not (tmp_path / "logs").exists(), "the node makes its own"
 
