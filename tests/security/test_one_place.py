@@ -18,6 +18,7 @@ ALLOWED = {
     "platform/archive.py": "unpacks into the session directory, where the caller has made a private place",
     "platform/direct_io.py": "files without a name (O_TMPFILE, or mkstemp and unlinked)",
     "platform/session_directory.py": "session directories, below a root that it locks and judges by its descriptor",
+    "ray_api/packages.py": "packages of clients, under random names (mkstemp) in a private directory",
     "runtime_env/runtime_env_setup.py": "packages, unpacked in a private directory of the session",
     "api/session.py": "the directory for spilled objects that the caller names; files in it have no name",
     "state/__init__.py": "a timeline where the user says",
