@@ -28,12 +28,12 @@ from hpcray.runtime_env.runtime_env import (
     validated_runtime_env,
 )
 from hpcray.runtime_env.runtime_env_setup import (
+    PackageError,
+    check_package,
     files_signature,
     pack_package,
     package_digest,
     package_files,
-    PackageError,
-    check_package,
     unpack_package,
     zip_of_tar,
 )

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 _VERSION = "4"
 """The version of Ray's job API."""
+_LONGEST_ID = 200  # bytes
 _TIMEOUT = 30.0  # seconds that a process may take to answer
 _STOP_TIMEOUT = 10.0  # seconds
 _TAIL_INTERVAL = 0.25  # seconds between looks at a log

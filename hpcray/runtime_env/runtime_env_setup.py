@@ -199,7 +199,7 @@ def check_package(package: bytes, name: str) -> None:
         parts = [part for part in item.filename.split("/") if part not in ("", ".")]
         if item.filename.startswith("/") or ".." in parts:
             raise PackageError(f"{entry} leads out of it")
-        if not parts and not item.is_dir():
+        if not parts and not item.filename.endswith("/"):
             raise PackageError(f"{entry} is no name of a file")
         if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
             raise PackageError(f"{entry} is longer than the {_LONGEST_NAME} bytes that a name can have")
@@ -210,7 +210,7 @@ def check_package(package: bytes, name: str) -> None:
         if not item.is_dir() and (item.external_attr >> 16) & (stat.S_ISUID | stat.S_ISGID):
             raise PackageError(f"{entry} would run with the rights of its owner (setuid, setgid); hint: chmod ug-s")
         whole = "/".join(parts)
-        (directories if item.is_dir() else files).add(whole)
+        (directories if item.filename.endswith("/") else files).add(whole)
         directories.update("/".join(parts[:end]) for end in range(1, len(parts)))
     if both := sorted(files & directories):
         raise PackageError(f"the package {name} has {both[0]!r} as a file and as a directory")
@@ -219,8 +219,8 @@ def check_package(package: bytes, name: str) -> None:
 def _need_size(what: str, unpacked: int, packed: int) -> None:
     if unpacked > UNPACKED_SIZE_LIMIT or (unpacked > _ANY_RATIO and unpacked > _HIGHEST_RATIO * packed):
         raise PackageError(
-            f"{what} would have {unpacked / 2**20:.0f} MiB when it is unpacked, and has {packed / 2**20:.2f} MiB now; at "
-            f"most {UNPACKED_SIZE_LIMIT >> 30} GiB are unpacked, and {_HIGHEST_RATIO} times the size"
+            f"{what} would have {unpacked / 2**20:.0f} MiB when it is unpacked, and has {packed / 2**20:.2f} MiB now; "
+            f"at most {UNPACKED_SIZE_LIMIT >> 30} GiB are unpacked, and {_HIGHEST_RATIO} times the size"
         )
 
 

@@ -152,7 +152,7 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 2984,
+    "api": 2994,
     "autoscaler": 819,
     "cli": 2780,
     "common": 1464,
@@ -162,7 +162,7 @@ LINES_OF_CODE = {
     "diagnostics": 2641,
     "experimental": 664,
     "graphs": 2182,
-    "job_submission": 726,
+    "job_submission": 731,
     "jobs": 1255,
     "kernel": 38168,
     "launch": 551,
@@ -173,9 +173,9 @@ LINES_OF_CODE = {
     "progress_bars": 223,
     "protocol": 1479,
     "ray_api": 451,
-    "ray_start": 1544,
+    "ray_start": 1554,
     "runtime": 12569,
-    "runtime_env": 1030,
+    "runtime_env": 1079,
     "state": 3935,
     "tensors": 3268,
     "top": 753,
