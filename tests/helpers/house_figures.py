@@ -89,6 +89,7 @@ INJECTED = {
 """Functions that are put on another object, in place of a method, or by a setter: how often in each place."""
 
 FOREIGN = {
+    "EnvironmentReads.noted: environ.encodekey": "os.environ, whose reads it notes",
     "DashboardServer._serve: server.install_signal_handlers": "uvicorn's server",
     "WorkerDebugger.do_interact: console.raw_input": "the standard library's InteractiveConsole",
     "WorkerDebugger.do_interact: console.write": "the standard library's InteractiveConsole",
@@ -98,12 +99,12 @@ FOREIGN = {
 
 ATTRIBUTES = {
     "ClusterMember": 35,
-    "CoreWorker": 57,
+    "CoreWorker": 55,
     "IoEngine": 44,
     "LeaseRequest": 41,
     "Raylet": 28,
     "SpillManager": 32,
-    "TaskExecutor": 33,
+    "TaskExecutor": 32,
     "TaskState": 28,
     "UcxEngine": 35,
 }
@@ -137,7 +138,6 @@ SHORT_FILES = {
     "core/throttler.py": 1,
     "graphs/output_node.py": 1,
     "jobs/client_mode.py": 1,
-    "platform/job_variables.py": 1,
     "platform/kept_logs.py": 1,
     "platform/spin_window.py": 1,
     "protocol/code_pickling.py": 1,
@@ -152,40 +152,40 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 2994,
-    "autoscaler": 819,
+    "api": 3031,
+    "autoscaler": 804,
     "cli": 2780,
-    "common": 1464,
+    "common": 1495,
     "compat": 3406,
     "core": 12622,
     "dashboard": 1192,
-    "diagnostics": 2641,
+    "diagnostics": 2583,
     "experimental": 664,
-    "graphs": 2182,
+    "graphs": 2203,
     "job_submission": 731,
     "jobs": 1255,
-    "kernel": 38168,
+    "kernel": 38648,
     "launch": 551,
     "mpi": 545,
-    "notebooks": 219,
-    "platform": 5163,
-    "processes": 338,
+    "notebooks": 121,
+    "platform": 5250,
+    "processes": 395,
     "progress_bars": 223,
-    "protocol": 1479,
+    "protocol": 1452,
     "ray_api": 451,
     "ray_start": 1554,
-    "runtime": 12569,
-    "runtime_env": 1079,
-    "state": 3935,
-    "tensors": 3268,
+    "runtime": 12914,
+    "runtime_env": 1119,
+    "state": 4035,
+    "tensors": 3321,
     "top": 753,
     "transport": 1877,
-    "util": 3703,
-    "whole": 70421,
+    "util": 3718,
+    "whole": 71067,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 545,
+    "whole": 553,
 }
 """Files of the package, those of compat/standin left out."""

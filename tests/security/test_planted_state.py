@@ -207,7 +207,7 @@ def test_log_directory_that_another_user_made_is_not_used(shared: Path, tmp_path
 
 
 def test_workers_follow_no_links_to_their_log_files(
-    shared: Path, tmp_path: Path, leak_check: LeakCheck, monkeypatch: pytest.MonkeyPatch
+    shared: Path, tmp_path: Path, home: Path, leak_check: LeakCheck, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who owns the directory above exchanges it while the job runs."""
     above = shared / "above"
@@ -271,7 +271,7 @@ MODULES = ("msgspec", "numpy", "json", "runpy", "mpi4py", "hpcray", "selectors",
 
 
 def test_modules_in_the_working_directory_are_not_imported_by_what_hpcray_starts(
-    shared: Path, theirs: Path, leak_check: LeakCheck, monkeypatch: pytest.MonkeyPatch
+    shared: Path, theirs: Path, home: Path, leak_check: LeakCheck
 ) -> None:
     code = "import os, sys; os.umask(0); [open(f'{sys.argv[1]}/{n}.py', 'w').write(sys.argv[2]) for n in sys.argv[3:]]"
     stranger_says(code, theirs, f"open('{shared}/boom', 'w')", *MODULES)

@@ -10,6 +10,7 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from helpers.leaks import LeakCheck
@@ -68,7 +69,7 @@ def at_terminal(*line: str) -> bytes:
 
 
 @pytest.fixture
-def job(leak_check: LeakCheck, capfd: pytest.CaptureFixture[str]) -> Iterator[str]:
+def job(leak_check: LeakCheck, capfd: pytest.CaptureFixture[str], home: Path) -> Iterator[str]:
     """A job in which everything has such a name."""
     ray.init(num_cpus=4, resources={f"res {NAME}": 1}, log_to_driver=False)
 
