@@ -39,7 +39,6 @@ from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
-from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
 from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
 from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv, expanded
@@ -128,7 +127,6 @@ class TaskExecutor:
         self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
         self._keeps_tensors = False
-        self.imports = ImportWatch(process)
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
         self._await_work: Callable[[Waiter], object] = self.engine.wait
@@ -479,7 +477,6 @@ class TaskExecutor:
             ) from None
         if definition.max_calls:
             function = self._counted(function, definition.max_calls)
-        self.imports.loaded()
         found = self._functions[ident] = (definition.name, function)
         del self._blobs[ident]
         return found
