@@ -32,6 +32,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from hpcray.platform import environment_reads
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
@@ -158,7 +159,8 @@ class _ForkServer:
 
     def _load(self) -> None:
         try:
-            self._main = self._load_worker()
+            with environment_reads.of_imports.noted():
+                self._main = self._load_worker()
             _freeze_heap()
             self._report("ready")
         except Exception:
@@ -173,7 +175,8 @@ class _ForkServer:
         for name in modules:
             problem = ""
             try:
-                importlib.import_module(name)
+                with environment_reads.of_imports.noted():
+                    importlib.import_module(name)
             except (Exception, SystemExit):  # a task that needs the module gets the error when it imports it
                 problem = traceback.format_exc()[-_MAX_TRACEBACK:]
             self._report("preloaded", name, problem)

@@ -22,7 +22,6 @@ class WorkerContext(Protocol):
     engine: IoEngine
     queue: deque[tuple[bytes, Any]]
     options: dict[bytes, m.CallOptions]
-    cancelled: set[bytes]
     forked: bool
     reply: Callable[..., None]
 
@@ -43,6 +42,9 @@ class WorkerContext(Protocol):
     def forget_options(self, task: bytes) -> None: ...
 
     def register_thread(self) -> None: ...
+
+    @property
+    def cancelled(self) -> set[bytes]: ...
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None: ...
 
