@@ -154,8 +154,8 @@ SHORT_FILES = {
 LINES_OF_CODE = {
     "api": 3014,
     "autoscaler": 822,
-    "cli": 2763,
-    "common": 1473,
+    "cli": 2771,
+    "common": 1479,
     "compat": 3406,
     "core": 12611,
     "dashboard": 1192,
@@ -164,32 +164,18 @@ LINES_OF_CODE = {
     "graphs": 2190,
     "job_submission": 726,
     "jobs": 1233,
-<<<<<<< HEAD
-    "kernel": 37805,
-    "launch": 551,
-    "mpi": 541,
-    "notebooks": 219,
-    "platform": 5008,
-    "processes": 338,
-=======
     "kernel": 38072,
     "launch": 551,
     "mpi": 541,
     "notebooks": 219,
     "platform": 5079,
     "processes": 340,
->>>>>>> main
     "progress_bars": 222,
     "protocol": 1477,
     "ray_api": 451,
     "ray_start": 1544,
-<<<<<<< HEAD
-    "runtime": 12390,
-    "runtime_env": 1025,
-=======
     "runtime": 12531,
     "runtime_env": 1063,
->>>>>>> main
     "state": 3950,
     "tensors": 3268,
     "top": 753,
@@ -200,10 +186,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-<<<<<<< HEAD
-    "whole": 542,
-=======
     "whole": 545,
->>>>>>> main
 }
 """Files of the package, those of compat/standin left out."""
