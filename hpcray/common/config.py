@@ -43,6 +43,7 @@ _OTHER_VARIABLES = (
     "NAMESPACE",
     "NETWORK_DEVICES",
     "NODE_ID",
+    "RAY_API",
     "NODE_NAME",
     "PARTITION",
     "RAY_LIBRARIES",
@@ -165,6 +166,7 @@ class Config:
             packs tasks and actors there; then it takes the least used node. (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
+        extensions: extensions of programs, as `name=module:Class`, separated by commas (docs/how-to/extensions.md).
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
         prestart: workers forked before the first request; -1: one per CPU.
         log_to_driver: whether prints of workers reach the driver's terminal.
@@ -248,6 +250,7 @@ class Config:
     spread_threshold: Share = 0.5
     labels: str = ""
     max_workers: Count = 0
+    extensions: str = ""
     preload: str = ""
     prestart: CountOrMinusOne = -1
     log_to_driver: bool = True
