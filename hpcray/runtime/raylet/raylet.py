@@ -81,7 +81,7 @@ class RayletDiagnostics(Protocol):
     """
 
     figures: NodeFigures
-    learned: dict[str, str]
+    preloaded: dict[str, str]
 
     def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
         """Answer a question."""
