@@ -132,7 +132,6 @@ SHORT_FILES = {
     "jobs/client_mode.py": 1,
     "platform/kept_logs.py": 1,
     "platform/spin_window.py": 1,
-    "protocol/code_pickling.py": 1,
     "runtime/core_worker/handler_tables.py": 1,
     "runtime/node/node_death.py": 1,
     "runtime/node/raylet_ready.py": 1,
@@ -144,7 +143,7 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3031,
+    "api": 3044,
     "autoscaler": 804,
     "cli": 2799,
     "common": 1501,
@@ -161,18 +160,18 @@ LINES_OF_CODE = {
     "mpi": 545,
     "notebooks": 121,
     "platform": 5176,
-    "processes": 398,
+    "processes": 400,
     "progress_bars": 223,
-    "protocol": 1452,
+    "protocol": 1495,
     "ray_api": 451,
     "ray_start": 1554,
     "runtime": 12867,
-    "runtime_env": 1116,
+    "runtime_env": 1131,
     "state": 4049,
     "tensors": 3321,
     "top": 753,
     "transport": 1877,
-    "util": 3718,
+    "util": 3717,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
