@@ -43,10 +43,11 @@ def keep_file_names() -> None:
 class _Inside:
     """The function in a cache that is made before its function is read: that may refer to the cache, or call itself."""
 
-    function: Callable[..., Any]
+    def __init__(self) -> None:
+        self.functions: list[Callable[..., Any]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.function(*args, **kwargs)
+        return self.functions[0](*args, **kwargs)
 
 
 def reduce_cached(cached: Any) -> Any:
@@ -76,5 +77,5 @@ def _new_cached(maxsize: int | None, typed: bool) -> Any:
 
 
 def _fill_cached(cached: Any, function: Callable[..., Any]) -> None:
-    vars(cached).pop("_inside").function = function
+    vars(cached).pop("_inside").functions.append(function)
     functools.update_wrapper(cached, function)
