@@ -40,7 +40,7 @@ def keep_file_names() -> None:
         cloudpickle.Pickler.dispatch_table[types.CodeType] = reduce_code
 
 
-class _Inside:
+class _LateFunction:
     """The function in a cache that is made before its function is read: that may refer to the cache, or call itself."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ def _can_be_imported(cached: Any) -> bool:
 
 
 def _new_cached(maxsize: int | None, typed: bool) -> Any:
-    inside = _Inside()
+    inside = _LateFunction()
     cached: Any = functools.lru_cache(maxsize, typed)(inside)
     cached._inside = inside
     return cached
