@@ -19,7 +19,7 @@ import click
 
 from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.process_tree import die_with_parent
+from hpcray.platform.process_control import die_with_parent
 
 ENTERED = "HPCRAY_ENTERED_JOB"
 """Variable that is set where `enter_slurm_job` has brought a command."""

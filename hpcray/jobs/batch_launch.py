@@ -43,7 +43,8 @@ from hpcray.jobs import (
     slurm_queue,
     write_pickle,
 )
-from hpcray.platform.process_tree import ProcessIdentity, die_with_parent
+from hpcray.platform.process_control import die_with_parent
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.node.options import NodeOptions
 

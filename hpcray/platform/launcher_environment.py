@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from hpcray.common.rank_variables import LAUNCHER_PREFIXES
+from hpcray.platform.mpi_directory import is_mpi_directory, remove_if_abandoned
 from hpcray.platform.numa_binding import UCX_NET_DEVICES
 from hpcray.platform.process_tree import ProcessIdentity
 
@@ -121,12 +122,12 @@ def _mca_file(home: str, path: str, start: str) -> set[str]:
 
 
 class LauncherDirectory(Struct, frozen=True):
-    """The session directory of the mpirun (or its daemon on this node) that started this rank. Open MPI 5 names it
-    after that process, which removes it at its end unless it is killed.
+    """The directory of what started this rank, which removes it at its end unless it is killed: of an mpirun (or its
+    daemon on this node), after which Open MPI 5 names it, or of `hpcray.launch.local_ranks`, which holds its lock.
 
     Attributes:
         path: the directory.
-        pid: the process that it belongs to.
+        pid: the process that it belongs to; 0 where a lock tells whether that lives.
         started: when that started, in clock ticks since boot.
     """
 
@@ -138,6 +139,8 @@ class LauncherDirectory(Struct, frozen=True):
     def find(cls, environ: Mapping[str, str]) -> LauncherDirectory | None:
         """The directory that the environment names; None if its owner is not certain."""
         path = environ.get(_DIRECTORY, "")
+        if is_mpi_directory(path):
+            return cls(path, 0, 0)
         found = _OF_ONE_PROCESS.fullmatch(os.path.basename(path))
         if found is None or not os.path.isabs(path):
             return None
@@ -146,6 +149,9 @@ class LauncherDirectory(Struct, frozen=True):
 
     def remove_if_abandoned(self) -> None:
         """Remove the directory if its process is gone and no other user could have put anything in it."""
+        if not self.pid:
+            remove_if_abandoned(self.path)
+            return
         owner = ProcessIdentity.of(self.pid)
         if owner is not None and owner.started == self.started:
             return

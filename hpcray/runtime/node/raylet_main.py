@@ -14,7 +14,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.process_control import set_process_name
 from hpcray.runtime.node.end_step import reported_by_launcher
 from hpcray.runtime.node.node_signals import ended_by_sigterm, outlive_user_signals
 from hpcray.runtime.node.options import NodeOptions
