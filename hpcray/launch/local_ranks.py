@@ -173,7 +173,7 @@ def main(argv: Sequence[str]) -> int:
         directory = MpiDirectory.create()
         server = PmixServer(library, size, directory.path, lambda _, code: later(lambda: ranks.end(code & 0xFF or 1)))
         for rank in range(size):
-            ranks.start(command, {**environ, **server.environ(rank)})
+            ranks.start(command, {**environ, **server.environ(rank, environ)})
         ranks.wait(wakeup, drain)
         return ranks.code
     except (OSError, PmixError) as error:

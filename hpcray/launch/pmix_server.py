@@ -22,9 +22,10 @@ import mmap
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcray.platform.mpi_directory import memory_settings
 from hpcray.platform.tcp_peers import is_own_peer
 
 _TESTED = (5,)
@@ -93,6 +94,13 @@ def find_library(mpirun: str) -> str:
     return next((path for path in paths if _version_of(path) in _TESTED), "")
 
 
+def _prefix_of(library: str) -> str:
+    """The installation that a library of `find_library` belongs to."""
+    return next(
+        (library.removesuffix(f"/{place}/{_LIBRARY}") for place in _PLACES if f"/{place}/{_LIBRARY}" in library), ""
+    )
+
+
 def _version_of(path: str) -> int | None:
     """The major version of a PMIx library, without loading it."""
     try:
@@ -123,6 +131,8 @@ class PmixServer:
         self._kept: list[Any] = []  # what the library has pointers to
         self._missing = set(range(ranks))
         self._namespace = f"hpcray-{os.urandom(8).hex()}".encode()
+        self._directory = directory
+        self._prefix = _prefix_of(library)
         self._gate = os.path.join(directory, "pmix")
         self._door: socket.socket | None = None
         self._closing = threading.Lock()
@@ -139,8 +149,13 @@ class PmixServer:
                 self._take_over(fd, listener)
         self._register(socket.gethostname())
 
-    def environ(self, rank: int) -> dict[str, str]:
-        """The variables by which a process becomes this rank."""
+    def environ(self, rank: int, environ: Mapping[str, str]) -> dict[str, str]:
+        """The variables by which a process becomes this rank, and has MPI make its files in the server's directory.
+
+        Args:
+            rank: which one.
+            environ: the environment that they are added to.
+        """
         proc, found = _Proc(self._namespace, rank), ctypes.POINTER(ctypes.c_char_p)()
         _check(self._library.PMIx_server_setup_fork(ctypes.byref(proc), ctypes.byref(found)), "PMIx_server_setup_fork")
         variables: dict[str, str] = {}
@@ -153,7 +168,7 @@ class PmixServer:
         variables.update(OMPI_COMM_WORLD_RANK=str(rank), OMPI_COMM_WORLD_SIZE=size)
         variables.update(OMPI_COMM_WORLD_LOCAL_RANK=str(rank), OMPI_COMM_WORLD_LOCAL_SIZE=size)
         variables.update(OMPI_COMM_WORLD_NODE_RANK=str(rank), OMPI_UNIVERSE_SIZE=size)
-        return variables
+        return {**variables, **memory_settings(self._directory, environ, self._prefix)}
 
     def close_port(self) -> None:
         """Take no connection any more. May be called twice."""

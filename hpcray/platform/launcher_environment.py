@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from hpcray.common.rank_variables import LAUNCHER_PREFIXES
-from hpcray.platform.mpi_directory import is_mpi_directory, remove_if_abandoned
+from hpcray.platform.mpi_directory import is_mpi_directory, remove_if_abandoned, set_in
 from hpcray.platform.numa_binding import UCX_NET_DEVICES
 from hpcray.platform.process_tree import ProcessIdentity
 
@@ -82,7 +82,8 @@ def mpi_settings_under_srun(prefix: str, environ: Mapping[str, str]) -> dict[str
         environ: the environment of the ranks.
     """
     wanted = {"OPAL_PREFIX": prefix, **_WHEEL_UNDER_SRUN}
-    in_files = {name for start, path in _MCA_FILES.items() for name in _mca_file(environ.get("HOME", ""), path, start)}
+    home = environ.get("HOME", "")
+    in_files = {f"{start}{name}" for start, path in _MCA_FILES.items() for name in set_in(os.path.join(home, path))}
     return {name: value for name, value in wanted.items() if name not in environ and name not in in_files}
 
 
@@ -108,17 +109,6 @@ def _home() -> str:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
         return "/tmp"  # a user that the node does not know; only a place to look for settings
-
-
-def _mca_file(home: str, path: str, start: str) -> set[str]:
-    """Names of the variables that correspond to the parameters in a user's file."""
-    found: set[str] = set()
-    with contextlib.suppress(OSError), open(os.path.join(home, path), encoding="utf-8", errors="replace") as file:
-        for line in file:
-            name, equals, _ = line.partition("#")[0].partition("=")
-            if equals:
-                found.add(start + name.strip())
-    return found
 
 
 class LauncherDirectory(Struct, frozen=True):
@@ -161,3 +151,5 @@ class LauncherDirectory(Struct, frozen=True):
             return
         if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077:
             shutil.rmtree(self.path, ignore_errors=True)
+        if is_mpi_directory(parent := os.path.dirname(self.path)):
+            remove_if_abandoned(parent)

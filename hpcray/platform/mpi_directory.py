@@ -12,8 +12,14 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+_OF_OPEN_MPI = tuple(
+    f"OMPI_MCA_{component}_backing_directory" for component in ("btl_sm", "btl_vader", "osc_sm", "osc_rdma")
+)
+"""Settings with the directory of segments for messages (of Open MPI 5 and 4) and of windows."""
+_OF_MPIRUN = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+"""Settings with the directory above that of its session, of Open MPI 5 and 4."""
 _MEMORY = "/dev/shm"
 _RANDOM = 8  # bytes
 
@@ -54,6 +60,34 @@ class MpiDirectory:
             _remove_tree(self.path)
             os.close(self._fd)
             self._fd = -1
+
+
+def memory_settings(path: str, environ: Mapping[str, str], files: str = "") -> dict[str, str]:
+    """The variables that have Open MPI make its shared-memory files in a directory; without those that are set.
+
+    Args:
+        path: the directory.
+        environ: the environment of the ranks.
+        files: the installation of Open MPI, whose site may have set them in its file; "" if it is not known.
+    """
+    places = [os.path.join(environ.get("HOME", ""), ".openmpi/mca-params.conf")]
+    places += [os.path.join(files, "etc/openmpi-mca-params.conf")] if files else []
+    given = {f"OMPI_MCA_{name}" for place in places for name in set_in(place)} | environ.keys()
+    return {name: path for name in _OF_OPEN_MPI if name not in given}
+
+
+def mpirun_settings(path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have Open MPI's mpirun, and its daemons, make their session directories in a directory."""
+    return {} if any(name in environ for name in _OF_MPIRUN) else dict.fromkeys(_OF_MPIRUN, path)
+
+
+def set_in(path: str) -> Iterator[str]:
+    """Return the names of the parameters that one of Open MPI's files sets."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, equals, _ = line.partition("#")[0].partition("=")
+            if equals:
+                yield name.strip()
 
 
 def remove_abandoned(parent: str = _MEMORY) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -159,13 +159,16 @@ def test_a_killed_launcher_leaves_nothing(driver: Path) -> None:
         job.wait()
 
 
-def test_a_killed_mpirun_leaves_nothing(driver: Path, leak_check: LeakCheck) -> None:
-    with Job(launch("-n", 2, driver, "wait")) as job:
+@pytest.mark.parametrize(("launcher", "name"), [((), "hpcray-ranks"), (("--launcher", "openmpi"), "prterun")])
+def test_a_killed_launcher_of_ranks_leaves_nothing(
+    driver: Path, leak_check: LeakCheck, launcher: Sequence[str], name: str
+) -> None:
+    with Job(launch("-n", 2, *launcher, driver, "wait")) as job:
         assert job.line().startswith("ready")
-        (mpirun,) = [pid for pid, name in leak_check.processes().items() if name in ("mpirun", "prterun")]
-        os.kill(mpirun, signal.SIGKILL)
+        (starter,) = leak_check.processes(name)
+        os.kill(starter, signal.SIGKILL)
         assert job.wait().code != 0
-    assert not list(Path("/tmp").glob(f"ompi.{mpirun}"))
+    assert not list(Path("/tmp").glob(f"ompi.{starter}"))
 
 
 def test_a_killed_raylet_of_rank_0_ends_the_job_with_137(driver: Path) -> None:
