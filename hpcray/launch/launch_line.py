@@ -26,10 +26,10 @@ from hpcray.launch.launchers import (
     recognise,
 )
 from hpcray.launch.local_ranks import compose_local
-from hpcray.launch.pmix_server import find_library
 from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.pmix_library import find_library
 from hpcray.runtime.node.options import NodeOptions
 
 # Local ranks inherit everything. Over ssh only what is named with -x arrives; Open MPI adds its own OMPI_MCA_*.
@@ -197,6 +197,16 @@ def starts_ranks_itself(options: LaunchOptions, site: LaunchSite) -> bool:
     return not uses_allocation(options, site) or (
         site.slurm.allocation.node == 0 and len(site.slurm.allocation.nodes) == 1 and options.nodes in (None, 1)
     )
+
+
+def has_open_ports(options: LaunchOptions, site: LaunchSite) -> bool:
+    """True if the launcher listens on ports that do not know who connects: mpirun's, unless munge tells it, and
+    Hydra's."""
+    if uses_srun(options, site) or starts_ranks_itself(options, site):
+        return False
+    if site.launcher == OPEN_MPI:
+        return not site.environ.get("PMIX_MCA_psec", "").startswith("munge")
+    return site.launcher in (MPICH, INTEL_MPI)
 
 
 def _placement(options: LaunchOptions, site: LaunchSite) -> Placement:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import mmap
 import os
 import socket
 import threading
@@ -26,13 +25,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hpcray.platform.mpi_directory import memory_settings
+from hpcray.platform.pmix_library import NAME, TESTED, installation_of
 from hpcray.platform.tcp_peers import is_own_peer
 
-_TESTED = (5,)
-"""Major versions of the library."""
-_LIBRARY = "libpmix.so.2"
-_NAME = b"OpenPMIx "
-_PLACES = ("lib/openmpi", "lib", "lib64")
 _POLL = "EVENT_NOEPOLL"
 """Of libevent: descriptors are asked by their numbers, so that another socket can take a number's place."""
 _SUCCESS = 0
@@ -83,35 +78,6 @@ _FenceCallback = ctypes.CFUNCTYPE(_Int, _Pointer, _Size, _Pointer, _Size, _Point
 _ModexDone = ctypes.CFUNCTYPE(None, _Int, _Pointer, _Size, _Pointer, _Pointer, _Pointer)
 
 
-def find_library(mpirun: str) -> str:
-    """The PMIx library that belongs to an Open MPI; "" if there is none of a version that is known to work.
-
-    Args:
-        mpirun: path of its mpirun.
-    """
-    prefix = os.path.dirname(os.path.dirname(os.path.realpath(mpirun)))
-    paths = (os.path.join(prefix, place, _LIBRARY) for place in _PLACES)
-    return next((path for path in paths if _version_of(path) in _TESTED), "")
-
-
-def _prefix_of(library: str) -> str:
-    """The installation that a library of `find_library` belongs to."""
-    return next(
-        (library.removesuffix(f"/{place}/{_LIBRARY}") for place in _PLACES if f"/{place}/{_LIBRARY}" in library), ""
-    )
-
-
-def _version_of(path: str) -> int | None:
-    """The major version of a PMIx library, without loading it."""
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            start = content.find(_NAME)
-            text = content[start + len(_NAME) : start + len(_NAME) + 3].partition(b".")[0]
-            return int(text) if start >= 0 and text.isdigit() else None
-    except (OSError, ValueError):
-        return None
-
-
 class PmixServer:
     """Serves the ranks of one MPI world, all on this host. One per process.
 
@@ -132,7 +98,7 @@ class PmixServer:
         self._missing = set(range(ranks))
         self._namespace = f"hpcray-{os.urandom(8).hex()}".encode()
         self._directory = directory
-        self._prefix = _prefix_of(library)
+        self._prefix = installation_of(library)
         self._gate = os.path.join(directory, "pmix")
         self._door: socket.socket | None = None
         self._closing = threading.Lock()
@@ -187,9 +153,9 @@ class PmixServer:
         version = self._library.PMIx_Get_version
         version.restype = ctypes.c_char_p
         text = version().decode(errors="replace")  # "OpenPMIx 5.0.11rc1 (PMIx Standard: 5.1, …)"
-        major = text.removeprefix(_NAME.decode()).partition(".")[0]
-        if not major.isdecimal() or int(major) not in _TESTED:
-            raise PmixError(f"its PMIx library says {text!r}, and only version {_TESTED[0]} is known to work")
+        major = text.removeprefix(NAME.decode()).partition(".")[0]
+        if not major.isdecimal() or int(major) not in TESTED:
+            raise PmixError(f"its PMIx library says {text!r}, and only version {TESTED[0]} is known to work")
 
     def _start(self, directory: str) -> None:
         callbacks = (

@@ -18,10 +18,10 @@ from hpcray.jobs import CALL, PickledCall, write_pickle
 from hpcray.launch.launch_line import LaunchError, find_mpirun, forwarded_options, has_mpich, protocol
 from hpcray.launch.launchers import OPEN_MPI
 from hpcray.launch.local_ranks import compose_local
-from hpcray.launch.pmix_server import find_library
 from hpcray.mpi import processes
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.pmix_library import find_library
 from hpcray.runtime.core_worker.core_worker import current
 
 _GUARD_EXIT_TIMEOUT = 20.0  # seconds
