@@ -200,8 +200,7 @@ def starts_ranks_itself(options: LaunchOptions, site: LaunchSite) -> bool:
 
 
 def has_open_ports(options: LaunchOptions, site: LaunchSite) -> bool:
-    """True if the launcher listens on ports that do not know who connects: mpirun's, unless munge tells it, and
-    Hydra's."""
+    """True if the launcher listens on ports that cannot authenticate a peer: mpirun's without munge, and Hydra's."""
     if uses_srun(options, site) or starts_ranks_itself(options, site):
         return False
     if site.launcher == OPEN_MPI:

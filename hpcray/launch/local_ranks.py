@@ -76,7 +76,7 @@ def fork(argv: Sequence[str], environ: Mapping[str, str], prepare: Callable[[], 
 
 
 def local_arguments(line: Sequence[str]) -> Sequence[str] | None:
-    """What follows the program's path in a line of `compose_local`; None if it is another line."""
+    """The arguments in a line of `compose_local`; None if it is another line."""
     return line[4:] if line[1:4] == ["-E", "-S", os.path.abspath(__file__)] else None
 
 

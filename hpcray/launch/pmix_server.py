@@ -1,9 +1,9 @@
 """The PMIx server of MPI ranks on one host, in this process: what Open MPI's mpirun is to its ranks, without its ports.
 
 Ranks of Open MPI find each other through a PMIx server, which they reach over TCP on the loopback interface. PMIx takes
-the uid that a TCP peer claims for the peer's own, and mpirun starts programs for whoever connects: any other user of
-the host could run programs as the job's user. The server here is the PMIx library that belongs to the MPI library, with
-these differences:
+the uid that a TCP peer claims for the peer's own, and mpirun starts programs for every process that connects: any other
+user of the host could run programs as the job's user. The server here is the PMIx library that belongs to the MPI
+library, with these differences:
 
 - Every connection is accepted by this module, which asks the kernel whose process is at the other end. The library
   gets only those of this user, through a socket in a private directory. So a stranger's connection costs one look at
@@ -29,7 +29,7 @@ from hpcray.platform.pmix_library import NAME, TESTED, installation_of
 from hpcray.platform.tcp_peers import is_own_peer
 
 _POLL = "EVENT_NOEPOLL"
-"""Of libevent: descriptors are asked by their numbers, so that another socket can take a number's place."""
+"""Variable of libevent: descriptors are polled by their numbers, so that another socket can take a number's place."""
 _SUCCESS = 0
 _DONE = -157  # PMIX_OPERATION_SUCCEEDED: no callback follows
 _STRING, _UINT16, _UINT32, _INFO, _ARRAY, _RANK, _REGEX = 3, 13, 14, 24, 39, 40, 49

@@ -125,7 +125,7 @@ class _LauncherRun:
         )
 
     def _settings(self, line: Sequence[str]) -> dict[str, str]:
-        """The variables that have an mpirun and its daemons make their files where nobody else can."""
+        """The variables that have an mpirun and its daemons make their files in a private directory."""
         if os.path.basename(line[0]) not in _OPEN_MPI_LAUNCHERS or not mpirun_settings("", os.environ):
             return {}
         try:

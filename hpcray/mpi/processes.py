@@ -42,7 +42,7 @@ from hpcray.platform.mpi_directory import MpiDirectory, memory_settings
 from hpcray.platform.process_control import become_subreaper, set_process_name
 from hpcray.platform.process_tree import descendants, kill_descendants
 from hpcray.platform.sockets import node_ip_address
-from hpcray.transport.startup import import_mpi, open_mpi_prefix, unlink_shared_memory, without_network
+from hpcray.transport.startup import import_mpi, unlink_shared_memory, without_network
 
 _LOCK = "alive"
 _MEMORY = "memory"
@@ -233,7 +233,7 @@ def start_mpi(one_host: bool, directory: Path) -> Any:
         directory: of the job on this node.
     """
     module = import_mpi()
-    os.environ.update(memory_settings((directory / _MEMORY).read_text(), os.environ, open_mpi_prefix()))
+    os.environ.update(memory_settings((directory / _MEMORY).read_text(), os.environ))
     with without_network(one_host):
         module.Init_thread(module.THREAD_MULTIPLE)
     unlink_shared_memory(module, module.COMM_WORLD)

@@ -117,7 +117,7 @@ class LauncherDirectory(Struct, frozen=True):
 
     Attributes:
         path: the directory.
-        pid: the process that it belongs to; 0 where a lock tells whether that lives.
+        pid: the process that it belongs to; 0 where a lock shows whether that lives.
         started: when that started, in clock ticks since boot.
     """
 

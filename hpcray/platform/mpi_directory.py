@@ -2,8 +2,8 @@
 
 Open MPI opens its shared-memory files by names that can be guessed and looks neither for a file that is there already
 nor at its owner: in a directory that others may write, another user could have made them. So they lie in
-`/dev/shm/hpcray-<uid>-<16 hex>`, mode 0700, whose name nobody knows before it is there. Whoever has made it holds a
-lock on it; a directory whose lock is free was left by a process that was killed, and the next one removes it.
+`/dev/shm/hpcray-<uid>-<16 hex>`, mode 0700, whose name is random. The process that has made it holds a lock on it; a
+directory whose lock is free was left by a process that was killed, and the next one removes it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import os
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 
 _OF_OPEN_MPI = tuple(
     f"OMPI_MCA_{component}_backing_directory" for component in ("btl_sm", "btl_vader", "osc_sm", "osc_rdma")
@@ -62,18 +62,49 @@ class MpiDirectory:
             self._fd = -1
 
 
-def memory_settings(path: str, environ: Mapping[str, str], files: str = "") -> dict[str, str]:
+def memory_settings(path: str, environ: Mapping[str, str], installation: str = "") -> dict[str, str]:
     """The variables that have Open MPI make its shared-memory files in a directory; without those that are set.
 
     Args:
         path: the directory.
         environ: the environment of the ranks.
-        files: the installation of Open MPI, whose site may have set them in its file; "" if it is not known.
+        installation: of Open MPI, whose site may have set them in its file; "": that of the mpirun on PATH.
     """
+    installation = installation or _installation(environ)
     places = [os.path.join(environ.get("HOME", ""), ".openmpi/mca-params.conf")]
-    places += [os.path.join(files, "etc/openmpi-mca-params.conf")] if files else []
+    places += [os.path.join(installation, "etc/openmpi-mca-params.conf")] if installation else []
     given = {f"OMPI_MCA_{name}" for place in places for name in set_in(place)} | environ.keys()
     return {name: path for name in _OF_OPEN_MPI if name not in given}
+
+
+@contextlib.contextmanager
+def private_memory(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Context manager in which Open MPI makes its shared-memory files in a private directory. At the end, when all
+    peers have mapped them, they are removed with it. The place that a site, a user or the launcher has chosen stays.
+
+    Args:
+        environ: this process's environment.
+    """
+    settings = memory_settings("", environ)
+    if not settings:
+        yield
+        return
+    directory = MpiDirectory.create()
+    environ.update(dict.fromkeys(settings, directory.path))
+    try:
+        yield
+    finally:
+        for name in settings:
+            del environ[name]
+        directory.remove()
+
+
+def _installation(environ: Mapping[str, str]) -> str:
+    """That of the mpirun on PATH; "" without one."""
+    for place in environ.get("PATH", "").split(os.pathsep):
+        if os.access(path := os.path.join(place, "mpirun"), os.X_OK):
+            return os.path.dirname(os.path.dirname(os.path.realpath(path)))
+    return ""
 
 
 def mpirun_settings(path: str, environ: Mapping[str, str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import os
 TESTED = (5,)
 """Major versions that are known to work."""
 NAME = b"OpenPMIx "
-"""What the library calls itself, before the version."""
+"""The name of the library, before its version."""
 _LIBRARY = "libpmix.so.2"
 _PLACES = ("lib/openmpi", "lib", "lib64")
 

@@ -1,4 +1,4 @@
-"""What a process tells the kernel about itself: its name, its end with its parent, whose descendants it inherits.
+"""Attributes that a process sets for itself in the kernel: its name, its end with its parent, which orphans it adopts.
 
 Few modules are loaded for it: `hpcray.launch.local_ranks` starts with this one.
 """

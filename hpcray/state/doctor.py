@@ -163,7 +163,7 @@ def examine_mpi(wires: Mapping[str, Any], launchers: Mapping[str, str]) -> list[
 
 
 def _ports(mpirun: str) -> DoctorFinding:
-    """Whether other users of a host can reach the ports of the mpirun that starts a job there."""
+    """The ports of the mpirun that starts a job, and who can reach them."""
     if find_library(mpirun):
         return _mpi("mpirun's ports", "none on one host; on several, open to the other users of these hosts")
     hint = "srun, or nodes of your own: other users of a host run programs as you through them (docs/security.md)"

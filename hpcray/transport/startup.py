@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from hpcray.common.rank_variables import FLUX, OPEN_MPI, read_other_rank, read_rank
-from hpcray.platform.mpi_directory import MpiDirectory, memory_settings
 from hpcray.transport.base import StartError
 
 if TYPE_CHECKING:
@@ -356,10 +355,9 @@ def start_mpi(one_host: bool = False) -> Any:
     try:
         start = ctypes.CDLL(module.__file__).MPI_Init_thread
     except AttributeError:
-        with private_memory():
-            module.Init_thread(module.THREAD_FUNNELED)
+        module.Init_thread(module.THREAD_FUNNELED)
     else:
-        with without_network(one_host), private_memory():
+        with without_network(one_host):
             code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
         if code != module.SUCCESS:
             raise StartError(f"MPI_Init failed with code {code} on {socket.gethostname()}")
@@ -380,36 +378,6 @@ def without_network(wanted: bool) -> Iterator[None]:
         yield
     finally:
         del os.environ[_BTL]
-
-
-@contextmanager
-def private_memory() -> Iterator[None]:
-    """Inside, Open MPI makes its shared-memory files in a private directory, which `unlink_shared_memory` removes. By
-    itself it opens names that can be guessed in a directory where other users could have made them before."""
-    global _memory
-    prefix = open_mpi_prefix()
-    if not prefix or not memory_settings("", os.environ, prefix):
-        yield
-        return
-    try:
-        _memory = MpiDirectory.create()
-    except OSError as error:
-        raise StartError(f"no private directory for the shared memory of MPI can be made: {error}") from None
-    settings = memory_settings(_memory.path, os.environ, prefix)
-    os.environ.update(settings)
-    try:
-        yield
-    finally:
-        for name in settings:
-            del os.environ[name]
-
-
-def open_mpi_prefix() -> str:
-    """The installation that the MPI library of this process belongs to; "" where none is loaded."""
-    return next((os.path.dirname(os.path.dirname(path)) for path in _mapped("/libmpi.so")), "")
-
-
-_memory: MpiDirectory | None = None
 
 
 def library(module: Any) -> str:
@@ -446,7 +414,7 @@ def leave_pmix() -> None:
 
 
 def unlink_shared_memory(module: Any, comm: mpi.Intracomm) -> None:
-    """Remove the names of Open MPI's shared-memory files, while everyone still has them mapped, and their directory.
+    """Remove the names of Open MPI's shared-memory files while everyone still has them mapped.
 
     Open MPI removes them at the end, or its mpirun does; when both are killed they stay for ever. A process maps the
     file of a peer when it first sends to it, so every pair on this host exchanges one message before. Collective.
@@ -464,8 +432,6 @@ def unlink_shared_memory(module: Any, comm: mpi.Intracomm) -> None:
             os.unlink(path)
         except OSError:
             pass
-    if _memory is not None:
-        _memory.remove()
 
 
 def _mapped(part: str) -> set[str]:

@@ -29,6 +29,7 @@ from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.kept_logs import keep_logs
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
+from hpcray.platform.mpi_directory import private_memory
 from hpcray.platform.numa_binding import original_affinity
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
@@ -165,8 +166,14 @@ def _warn_of_odd_starts(launch: Launch) -> None:
 def _open_transports(node: PreparedNode) -> tuple[NodeTransports, _Place]:
     """Open what connects this node to others, and find its place among them."""
     _warn_of_odd_starts(node.launch)
-    if node.launch.size > 1:
-        set_mpi_variables(os.environ, node.launch.kind == "srun")
+    if node.launch.size == 1:
+        return _connect(node)
+    set_mpi_variables(os.environ, node.launch.kind == "srun")
+    with private_memory(os.environ):
+        return _connect(node)
+
+
+def _connect(node: PreparedNode) -> tuple[NodeTransports, _Place]:
     try:
         if node.token is not None:
             outer, plane, admitted = join_job(node.token, node.config, node.launch, node.arena)
