@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.house_figures import STRINGS
+from helpers.house_laws import LAZY_TABLES, string_arrows
 from helpers.jobs import ROOT
+from helpers.source_laws import tree
 
 pytest.importorskip("importlinter", reason="no import-linter; 2.16 and later need Python 3.11")
 
@@ -59,6 +62,12 @@ def test_the_contract_holds(contract: str) -> None:
     assert kept(contract), f"run: lint-imports --contract {contract}"
 
 
+def test_the_contracts_hold_with_the_modules_that_strings_name() -> None:
+    arrows = [arrow for arrow in string_arrows(tree()) if arrow[0] not in LAZY_TABLES]
+    arrows = [arrow for arrow in arrows if " -> ".join(arrow) not in STRINGS]
+    assert [contract for contract in contracts() if not kept(contract, *arrows)] == []
+
+
 @pytest.mark.parametrize(
     ("contract", "importer", "imported"),
     [
@@ -71,8 +80,14 @@ def test_the_contract_holds(contract: str) -> None:
         ("layers", "hpcray.runtime.core_worker.x", "hpcray"),
         ("layers", "hpcray.state.x", "hpcray.cli.observe"),
         ("layers", "hpcray.without_a_layer", "hpcray.common.ids"),
-        ("runtime-layers", "hpcray.runtime.core_worker.x", "hpcray.runtime.diagnostics.x"),
-        ("runtime-layers", "hpcray.runtime.diagnostics.x", "hpcray.runtime.worker.x"),
+        ("layers", "hpcray.runtime.core_worker.x", "hpcray.tensors.x"),
+        ("layers", "hpcray.runtime.worker.x", "hpcray.graphs.x"),
+        ("layers", "hpcray.core.raylet.x", "hpcray.autoscaler.x"),
+        ("layers", "hpcray.transport.x", "hpcray.diagnostics.x"),
+        ("layers", "hpcray.platform.x", "hpcray.runtime_env.x"),
+        ("layers", "hpcray.tensors.x", "hpcray.graphs.x"),
+        ("layers", "hpcray.tensors.x", "hpcray.processes.x"),
+        ("runtime-layers", "hpcray.runtime.core_worker.x", "hpcray.runtime.worker.x"),
         ("runtime-layers", "hpcray.runtime.worker.x", "hpcray.runtime.node.x"),
         ("runtime-layers", "hpcray.runtime.without_a_room", "hpcray.common.ids"),
         ("runtime-independence", "hpcray.runtime.worker.x", "hpcray.runtime.raylet.x"),
@@ -80,11 +95,12 @@ def test_the_contract_holds(contract: str) -> None:
         ("raylet-process", "hpcray.runtime.raylet.x", "hpcray.runtime.core_worker.x"),
         ("core-independence", "hpcray.core.gcs.x", "hpcray.core.raylet.x"),
         ("core-independence", "hpcray.core.object_store.x", "hpcray.core.core_worker.x"),
-        ("core-independence", "hpcray.core.raylet.x", "hpcray.core.record_replay"),
         ("core-independence", "hpcray.core.without_a_place", "hpcray.common.ids"),
         ("purity", "hpcray.core.x", "time"),
         ("purity", "hpcray.core.gcs.x", "os"),
         ("purity", "hpcray.core.gcs.x", "random"),
+        ("purity", "hpcray.tensors.tensor_pulls", "threading"),
+        ("purity", "hpcray.diagnostics.record_replay", "time"),
     ],
 )
 def test_an_import_upwards_or_sideways_breaks_the_contract(contract: str, importer: str, imported: str) -> None:
