@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import inspect
 import logging
 import os
@@ -250,7 +249,8 @@ def init(
     return ClientContext()
 
 
-_OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
+start_hooks: list[Callable[[CoreWorker, Mapping[str, Any]], None]] = []
+"""Called when this process joins a job as a driver, with the settings of `init`; an error ends the session again."""
 post_init_hooks: list[Callable[[], object]] = []
 """Called when this process has joined a job as a driver."""
 
@@ -344,9 +344,8 @@ def _start_driver(
             runtime_envs.job["logging_config"] = logging_config.to_dict()
         if actor_lifetime == "detached":
             runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
-        if hook := settings.get("_tracing_startup_hook") or (_OTLP_HOOK if process.config.trace else ""):
-            # By name, as the hook: it is above this package, and loads OpenTelemetry.
-            importlib.import_module("hpcray.util.tracing.tracing_helper").start(hook)
+        for hook in start_hooks:
+            hook(process, settings)
     except BaseException:
         shutdown()
         raise
@@ -380,7 +379,10 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     Raises:
         ConnectionError: there is no session to join. StartupError: a node did not start.
     """
-    entry = enter(address, _preloading(options))
+    from hpcray.ray_start.lookup import find_session  # a room above the kernel
+
+    found = find_session(address, os.environ) if address != "local" else None
+    entry = enter(found or address, _preloading(options))
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory)
         current.process = process

@@ -8,14 +8,10 @@ and the commit message says why. Each entry stands on a line of its own.
 from __future__ import annotations
 
 STRINGS = {
-    "hpcray.progress_bars.progress_display -> hpcray.experimental.tqdm_ray": "draws the bars of `progress`",
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
-    "hpcray.api.session -> hpcray.util.tracing.otlp_file": "the set-up function of HPCRAY_TRACE",
-    "hpcray.api.session -> hpcray.util.tracing.tracing_helper": "init() starts tracing",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
-    "hpcray.runtime.core_worker.worker_output -> hpcray.experimental.tqdm_ray": "takes out bars",
     "hpcray.processes.bootstrap -> hpcray.processes.raylet_main": "lasting: code of another process",
 }
 """Strings that name a module above their own, or close a circle of imports, with what for."""
@@ -156,26 +152,28 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 2985,
+    "api": 2984,
     "autoscaler": 822,
-    "cli": 2578,
-    "common": 1435,
+    "cli": 2758,
+    "common": 1440,
     "compat": 3406,
     "core": 12622,
     "dashboard": 1192,
     "diagnostics": 2643,
     "experimental": 664,
     "graphs": 2182,
-    "job_submission": 713,
+    "job_submission": 726,
     "jobs": 1233,
     "kernel": 37888,
     "launch": 551,
     "mpi": 541,
     "notebooks": 219,
-    "platform": 5056,
+    "platform": 5068,
     "processes": 338,
-    "progress_bars": 217,
+    "progress_bars": 222,
     "protocol": 1479,
+    "ray_api": 451,
+    "ray_start": 1544,
     "runtime": 12431,
     "runtime_env": 1025,
     "state": 3936,
@@ -183,11 +181,11 @@ LINES_OF_CODE = {
     "top": 753,
     "transport": 1877,
     "util": 3703,
-    "whole": 67882,
+    "whole": 69946,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 520,
+    "whole": 543,
 }
 """Files of the package, those of compat/standin left out."""
