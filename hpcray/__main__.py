@@ -73,7 +73,8 @@ def main() -> NoReturn:
     console = adopt_console(_runs_program(options))
     code = 1
     try:
-        code = run_node(options, lambda session_dir: None)
+        report = console.leave if console is not None else lambda code: code
+        code = run_node(options, lambda session_dir: None, report_code=report)
     except StartupError as error:
         if error.reported_by == "rank0":
             code = 0  # mpirun ends all ranks at the first other code, before rank 0 has reported the error

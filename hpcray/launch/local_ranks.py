@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 from hpcray.launch.pmix_server import PmixError, PmixServer
 from hpcray.platform.mpi_directory import MpiDirectory
-from hpcray.platform.process_control import die_with_parent, set_process_name
+from hpcray.platform.process_control import LAUNCHER_NAME, die_with_parent, set_process_name
 
 EXIT_NOT_STARTED = 127
 _END_TIMEOUT = 3.0
@@ -149,7 +149,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the ranks of a command line, and return the exit code."""
     count, library, mode, *command = argv
     size = int(count)
-    set_process_name("hpcray-ranks")
+    set_process_name(LAUNCHER_NAME)
     wakeup, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     events: list[Callable[[], None]] = []
     ranks = _Ranks(mode == _MODES[True])

@@ -9,6 +9,8 @@ import ctypes
 import os
 import signal
 
+LAUNCHER_NAME = "hpcray-ranks"
+"""Name of the process that `hpcray-launch` starts the ranks of one host with."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36

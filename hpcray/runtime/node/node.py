@@ -120,7 +120,9 @@ def open_node(node: PreparedNode) -> OpenNode:
     return OpenNode(listener, transports, place)
 
 
-def serve(node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life: int) -> int:
+def serve(
+    node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life: int, report_code: Callable[[int], int]
+) -> int:
     """Run the raylet of an open node until the job is over. Arguments, result and errors: as of `run_node`."""
     with signals() as wakeup:
         outcome = _NodeServer(node, opened, ready, life).run(wakeup, life)
@@ -129,15 +131,16 @@ def serve(node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], li
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
     if outcome.decides and outcome.broken and node.exit_file:
         write_exit_code(node.exit_file, outcome.code)
+    code = report_code(outcome.code) if outcome.decides and not outcome.failure else outcome.code
     if control is not None and data is not None:
         # Peers leave at the same time, and UCX calls that an error, on standard output.
-        deadline = watchdog(_FINALIZE_TIME + node.removal_time, outcome.failure, outcome.code)
+        deadline = watchdog(_FINALIZE_TIME + node.removal_time, outcome.failure, code)
         with deadline, silenced_output(not outcome.failure):
             data.close()
             control.close(abort=outcome.broken)
     if outcome.failure:
         raise StartupError(outcome.failure)
-    return outcome.code
+    return code
 
 
 def _require_open_files() -> None:
