@@ -171,6 +171,29 @@ def test_a_killed_launcher_of_ranks_leaves_nothing(
     assert not list(Path("/tmp").glob(f"ompi.{starter}"))
 
 
+# Rank 1 is slow to end MPI, in which rank 0 waits for it.
+SLOW_END = """\
+import os, sys, threading, time
+def delay():
+    while not hasattr(sys.modules.get("mpi4py.MPI"), "Finalize"):
+        time.sleep(0.01)
+    module = sys.modules["mpi4py.MPI"]
+    end = module.Finalize
+    module.Finalize = lambda: (time.sleep(5), end())
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+    threading.Thread(target=delay, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_code_is_the_programs_when_mpi_takes_long_to_end(driver: Path, tmp_path: Path, code: int) -> None:
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "sitecustomize.py").write_text(SLOW_END)
+    path = os.pathsep.join([str(tmp_path / "late"), str(ROOT)])
+    with Job(launch("-n", 2, driver, "exit", code), {"PYTHONPATH": path}) as job:
+        assert job.wait().code == code
+
+
 def test_a_killed_raylet_of_rank_0_ends_the_job_with_137(driver: Path) -> None:
     """What becomes of the death of another one: test_node_loss."""
     with Job(launch("-n", 2, driver, "wait")) as job:
