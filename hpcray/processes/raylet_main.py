@@ -56,7 +56,11 @@ def run_node(
         raise reported_by_launcher(error, launch) from None
     try:
         with ended_by_sigterm(node.session.remove):
-            from hpcray.runtime.node.node import open_node, serve  # not before: workers would inherit the modules
+            # Not before: workers would inherit the modules.
+            from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
+            from hpcray.diagnostics.raylet_introspection import RayletIntrospection
+            from hpcray.runtime.node.node import open_node, serve
+            from hpcray.runtime.node.node_features import NodeFeatures
 
             gc.freeze()
             gc.enable()
@@ -65,7 +69,8 @@ def run_node(
     except BaseException:
         node.abandon()
         raise
-    return serve(node, opened, ready, life, report_code)
+    features = NodeFeatures(autoscaling=AutoscalerRunner, diagnostics=RayletIntrospection)
+    return serve(node, opened, ready, life, features, report_code)
 
 
 def _read_launch(options: NodeOptions) -> Launch:
