@@ -54,7 +54,10 @@ from hpcray.runtime_env.runtime_env_setup import (
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # What the other Python lacks (hpcray itself, for one) it finds where this one does, after all that it has itself.
-_PATHS = "import json, sys; sys.path[0:1] = []; sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+_PATHS = (
+    "import sys; sys.path[0:1] = []; import json; "
+    "sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+)
 _COMMAND = _PATHS + "from {entry} import other_python_main; other_python_main(*sys.argv[2:6])"
 _TRIAL = _PATHS + "import {entry}"
 _SYSTEM = ("site-packages", "dist-packages", "lib-dynload")

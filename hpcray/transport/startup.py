@@ -265,7 +265,7 @@ def check_import_order() -> str:
 
 
 def several_tasks(launch: Launch) -> str:
-    """What to know about several tasks of one step on a host; "" with one."""
+    """The remark on several tasks of one step on a host; "" with one."""
     if launch.kind != "srun" or launch.here <= 1:
         return ""
     return (
