@@ -156,12 +156,12 @@ LINES_OF_CODE = {
     "graphs": 2203,
     "job_submission": 731,
     "jobs": 1255,
-    "kernel": 38648,
-    "launch": 551,
-    "mpi": 545,
+    "kernel": 38685,
+    "launch": 1001,
+    "mpi": 561,
     "notebooks": 121,
-    "platform": 5250,
-    "processes": 398,
+    "platform": 5358,
+    "processes": 403,
     "progress_bars": 223,
     "protocol": 1452,
     "ray_api": 451,
@@ -170,13 +170,13 @@ LINES_OF_CODE = {
     "runtime_env": 1116,
     "state": 4035,
     "tensors": 3321,
-    "top": 753,
+    "top": 754,
     "transport": 1877,
     "util": 3718,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 553,
+    "whole": 558,
 }
 """Files of the package, those of compat/standin left out."""

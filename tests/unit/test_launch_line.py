@@ -484,10 +484,11 @@ def test_ranks_of_one_host_start_without_mpirun_where_its_library_is_known() -> 
     )
     options = LaunchOptions(NodeOptions(driver=("a.py",)), nodes=3)
     line = compose(options, site)
-    assert local_arguments(line) == ["3", "/m/pmix", "recover", "/py", "-m", "hpcray", "a.py"]
+    ranks = module_line("hpcray", "a.py", python="/py")
+    assert local_arguments(line) == ["3", "/m/pmix", "recover", *ranks]
     assert not has_open_ports(options, site)
     here = replace(options, nodes=None, hosts=("me", "localhost"))
-    assert local_arguments(compose(here, site)) == ["2", "/m/pmix", "recover", "/py", "-m", "hpcray", "a.py"]
+    assert local_arguments(compose(here, site)) == ["2", "/m/pmix", "recover", *ranks]
     for other in (replace(options, hosts=("me", "b")), replace(options, hostfile="hosts.txt")):
         assert local_arguments(compose(other, site)) is None and has_open_ports(other, site)
     unknown = replace(site, pmix="")
