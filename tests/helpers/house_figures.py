@@ -155,7 +155,7 @@ LINES_OF_CODE = {
     "graphs": 2203,
     "job_submission": 731,
     "jobs": 1255,
-    "kernel": 38546,
+    "kernel": 38662,
     "launch": 1001,
     "mpi": 561,
     "notebooks": 121,
