@@ -168,7 +168,7 @@ LINES_OF_CODE = {
     "launch": 551,
     "mpi": 545,
     "notebooks": 121,
-    "platform": 5250,
+    "platform": 5278,
     "processes": 395,
     "progress_bars": 223,
     "protocol": 1452,
