@@ -66,7 +66,7 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
         job_ends.set()
         ended.set()
 
-    process.on_exit = end
+    process.exit_listeners.append(end)
     shown = text = ""
     running = True
     samples_left = _LAST_SAMPLES

@@ -244,8 +244,6 @@ class WorkerRuntimeEnv:
         if not self.fields and SETUP_HOOK_VARIABLE not in os.environ:
             return
         self.since = perf_counter()
-        blocker = worker.process.blocker
-        worker.process.blocker = None  # nothing of ours has started: there is nothing to lend or to give back
         if "logging_config" in self.fields:
             log_as(self.fields["logging_config"])
         try:
@@ -262,7 +260,6 @@ class WorkerRuntimeEnv:
             self.problem = str(error)
         except (RayError, PackageError, OSError) as error:
             self.problem = f"{type(error).__name__}: {error}"
-        worker.process.blocker = blocker
         self.since = 0.0
 
     def enter(self) -> None:

@@ -682,12 +682,11 @@ def code_lines(source: Source) -> int:
 
 
 def lines_by_room(sources: Iterable[Source]) -> dict[str, int]:
-    """Lines of code of each room, and of the `kernel` and the `whole` package."""
+    """Lines of code of each room, and of the `kernel`."""
     found = Counter[str]()
     for source in sources:
         lines = code_lines(source)
         found[room(source.path)] += lines
-        found["whole"] += lines
         if room(source.path) in KERNEL:
             found["kernel"] += lines
     return dict(found)

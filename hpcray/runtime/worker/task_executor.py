@@ -40,7 +40,6 @@ from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
 from hpcray.runtime.worker.context import WorkerEnvironment
-from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
 from hpcray.runtime.worker.task_events import qualified_name
 
@@ -148,7 +147,6 @@ class TaskExecutor:
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
         self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
-        self.imports = ImportWatch(process)
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
         self._await_work: Callable[[Waiter], object] = self.engine.wait
@@ -162,8 +160,6 @@ class TaskExecutor:
         self._pid = os.getpid()
         self._leaving = threading.Lock()
         self._terminated = False
-        process.blocker = self._block
-        process.on_exit = os._exit
         process.job = environment.job or process.job
         if process.job is not None:
             self.apply_job(process.job)
@@ -293,7 +289,7 @@ class TaskExecutor:
             self._on_work(src, msg)
             return
         self._send_last_messages()
-        process.on_exit(msg.code)
+        process.end(msg.code)
 
     def _on_set_job(self, _: bytes, msg: m.SetJob) -> None:
         if self.environment.job is None:
@@ -509,7 +505,6 @@ class TaskExecutor:
             ) from None
         if definition.max_calls:
             function = self._counted(function, definition.max_calls)
-        self.imports.loaded()
         found = self._functions[ident] = (definition.name, function)
         del self._blobs[ident]
         return found
@@ -559,9 +554,11 @@ class TaskExecutor:
 
     # ------------------------------------------------------------ blocking
 
-    def _block(self, waiter: Waiter, deadline: float | None) -> bool:
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
         """Wait inside a task; if it takes long (or what we wait for needs a CPU), lend ours meanwhile."""
         engine = self.engine
+        if self.environment.since:  # no task has started: there is nothing to lend or to give back
+            return engine.wait(waiter, deadline)
         if not any(scheduling_class.queue for scheduling_class in self.process.submitter.leases.by_index):
             soon = monotonic() + _LEND_AFTER
             if deadline is not None and deadline <= soon:
@@ -591,6 +588,14 @@ class TaskExecutor:
                         self.run_earlier_calls(call)
                 finally:
                     engine.lock.acquire()
+
+    def process_died(self, proc: bytes) -> None:
+        """Close the generators of a dead caller (lock held)."""
+        self.generators.caller_died(proc)
+
+    def save_state(self) -> Callable[[], bool]:
+        """Save the state of an actor that restarts on another node, as `ActorDrain` does (lock held)."""
+        return self.drain.save_state()
 
     def run_earlier_calls(self, wanted: bytes) -> bool:
         """Run the calls in the queue of an actor that runs again what was lost, while the call on this thread waits for
