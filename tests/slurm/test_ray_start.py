@@ -100,7 +100,7 @@ srun --mpi=none --kill-on-bad-exit=0 bash -c '
 
 def test_two_jobs_of_one_name_on_the_same_hosts_and_a_bell_for_one(scripts: Scripts) -> None:
     body = """\
-mine="--num-cpus=1 --block --resources={\"$TAG\":1}"
+mine='--num-cpus=1 --block --resources={"'$TAG'":1}'
 on "${nodes[0]}" ray start --head --node-ip-address="$head_ip" --port=6379 $mine &
 on "${nodes[1]}" ray start --address="$head_ip:6379" $mine &
 "$PYTHON" program.py 2 "$head_ip:6379"
@@ -134,7 +134,7 @@ HOLD=300 "$PYTHON" program.py 2
     slurm.finish(job)
     job = scripts.submit(body, "-N2", name="killed")
     slurm.wait(lambda: slurm.output().count("hosts n1 n2") == 2, "the second program")
-    for pid in slurm.processes("bash")["n1"]:
+    for pid in [*slurm.processes("slurm_script")["n1"], *slurm.processes("python")["n1"]]:  # and the orphaned program
         os.kill(pid, signal.SIGKILL)
     slurm.finish(job)
     slurm.check(40.0)
@@ -161,13 +161,15 @@ ray stop; srun rm -rf /tmp/home
 
 def test_a_node_that_its_site_kills_with_its_step_is_named_by_the_program(scripts: Scripts) -> None:
     body = """\
-on "${nodes[0]}" bash -c 'ray start --head --num-cpus=1 --port=6379; sleep 1; pkill -KILL -u $(id -u) -f hpcray; true'
+export nodes_of='[h]pcray-raylet|[h]pcray.cli.ray'
+on "${nodes[0]}" bash -c 'ray start --head --num-cpus=1 --port=6379; sleep 1; pkill -KILL -f "$nodes_of"; true'
 "$PYTHON" program.py 1 "$head_ip:6379"; echo "named $?"
 "$PYTHON" program.py 1; echo "plain $?"
 """
     _, shown = scripts.code(scripts.submit(body, "-N2"))
     assert "named 1" in shown and "plain 1" in shown, shown
     assert shown.count("was killed") >= 2 and "--block" in shown, shown
+    scripts.slurm.kill("n1")  # and removes what no process was left to remove
 
 
 def test_symmetric_run_and_an_empty_environment(scripts: Scripts) -> None:
