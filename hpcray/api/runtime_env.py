@@ -28,6 +28,8 @@ from hpcray.runtime_env.runtime_env import (
     validated_runtime_env,
 )
 from hpcray.runtime_env.runtime_env_setup import (
+    PackageError,
+    check_package,
     files_signature,
     pack_package,
     package_digest,
@@ -75,7 +77,7 @@ class RuntimeEnvs:
             if field in (*_INSTALLERS, "py_executable"):
                 found[field] = value
             elif field == "env_vars":
-                if at_start := read_at_start(value):
+                if at_start := value if self._preloads else read_at_start(value):
                     found[STARTED_WITH] = at_start
             elif field == "config":
                 if value["setup_timeout_seconds"] != DEFAULT_SETUP_TIMEOUT:
@@ -90,6 +92,12 @@ class RuntimeEnvs:
             elif field not in RuntimeEnv.known_fields and PLUGINS_VARIABLE in os.environ:
                 found[field] = value
         return found
+
+    @property
+    def _preloads(self) -> bool:
+        """Return True if fork servers import modules ahead of workers: these may have read any variable."""
+        job = self._process.job
+        return bool(self._process.config.preload or (job is not None and job.preload))
 
     def merged(self, env: Mapping[str, Any] | None) -> Fields:
         """Merge the fields of a task or actor over those of its parent."""
@@ -268,10 +276,20 @@ def path_of_module(module: str | ModuleType) -> str:
 
 
 def _file(path: str) -> bytes:
-    """Read a zip or wheel; a module of one file, or another archive, is packed as a zip."""
+    """Read a zip or wheel; a module of one file, or another archive, is packed as a zip.
+
+    Raises:
+        RuntimeEnvSetupError: no worker could unpack the archive.
+    """
     if path.endswith(".py"):
         return pack_package(os.path.dirname(path), [os.path.basename(path)])
-    if not path.endswith((".zip", ".whl")):
-        return zip_of_tar(path)
-    with open(path, "rb") as file:
-        return file.read()
+    try:
+        if path.endswith((".zip", ".whl")):
+            with open(path, "rb") as file:
+                package = file.read()
+        else:
+            package = zip_of_tar(path)
+        check_package(package, path)
+    except PackageError as error:
+        raise RuntimeEnvSetupError(str(error)) from None
+    return package

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from hpcray.autoscaler.autoscaler import HELD, PENDING, RUNNING, InstanceState
@@ -18,10 +18,11 @@ from hpcray.common.labels import TIME_LEFT, labels_text
 from hpcray.common.resources import UNIT
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
 from hpcray.platform.allocation import read_allocation
-from hpcray.platform.batch_systems import BATCH_SYSTEMS, HELD_BY_USER, WILL_NOT_START
+from hpcray.platform.batch_systems import HELD_BY_USER, WILL_NOT_START, cancel_by_name
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.gpu_visibility import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.private_files import append_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.runtime.node.node_command import NODE_TYPE, batch_script, custom_resources, node_command
 from hpcray.runtime.node.options import INSTANCE
@@ -33,7 +34,6 @@ Launched = Callable[[list[str], str, bool], None]
 MOST_AT_ONCE = 100
 """Nodes of one job array, at most."""
 _TAIL = 2048
-_CANCEL_TIMEOUT = 10.0
 _LIVES = {"PENDING": PENDING, "REQUEUED": PENDING, "REQUEUE_HOLD": PENDING, "CONFIGURING": PENDING}
 _LIVES |= dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"), RUNNING)
 _PERMANENT = re.compile(
@@ -192,28 +192,6 @@ class JobNodeProvider:
             cancel_by_name(self._name, self._environ)
 
 
-def cancel_by_name(name: str, environ: Mapping[str, str]) -> None:
-    """Cancel the batch jobs of this name, and wait until Slurm has heard of it."""
-    _cancel(["scancel", f"--name={name}"], environ)
-
-
-def cancel_by_id(kind: str, job_id: str, environ: Mapping[str, str]) -> None:
-    """Cancel a batch job, and wait until the batch system has heard of it. One that has ended is no error."""
-    system = BATCH_SYSTEMS[kind]
-    _cancel(system.cancel_line([job_id]), system.environ(environ))
-
-
-def _cancel(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_CANCEL_TIMEOUT,
-            env=dict(environ),
-        )
-
-
 def _amount(node_type: NodeType, name: str) -> float | None:
     """What its nodes have; None: what there is."""
     units = node_type.resources.get(name)
@@ -267,7 +245,7 @@ class LocalNodeProvider:
             self._started += 1
             name = f"{os.getpid()}-{self._started}"
             environ = {**self._environ, INSTANCE: name, NODE_TYPE: node_type.name}
-            with open(self._log(name), "ab") as log:
+            with os.fdopen(append_private_file(self._log(name)), "ab") as log:
                 child = subprocess.Popen(
                     line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
                 )

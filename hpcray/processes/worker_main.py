@@ -17,11 +17,13 @@ from hpcray.platform.job_variables import JobVariables
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
 from hpcray.platform.stacks import enable_stack_dump
+from hpcray.processes.features import FEATURES
 from hpcray.runtime.core_worker.core_worker import connect, current
+from hpcray.runtime.core_worker.interruptions import defer_interruptions
 from hpcray.runtime.core_worker.peer_sockets import listen
 from hpcray.runtime.worker.log_output import finish_output, write_to_log_files
 from hpcray.runtime.worker.signal_watch import SignalWatch
-from hpcray.runtime.worker.task_executor import TaskExecutor
+from hpcray.runtime.worker.task_executor import TaskExecutor, in_user_code
 from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv
 
 
@@ -59,9 +61,12 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     thread = PrestartedThread("hpcray-io")
     # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
     listener = listen(session_dir, number)
-    process = connect(session_dir, "worker", ObjectInventory)
+    process = connect(
+        session_dir, "worker", ObjectInventory, FEATURES, lambda process: TaskExecutor(process, environment)
+    )
     process.engine.use_prestarted_thread(thread)
-    worker = TaskExecutor(process, environment)
+    worker = process.executor
+    assert isinstance(worker, TaskExecutor)
     current.process = process
     current.worker = worker
     JobVariables(os.environ, session_dir)
@@ -70,10 +75,11 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     SignalWatch(process.engine, worker.awaited)
     sys.breakpointhook = _breakpoint
     write_to_log_files(process, worker)
-    process.on_exit = _leave
+    process.exit_listeners.append(_leave)
     for number in process.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
     process.start(worker.handlers, listener=listener)
+    defer_interruptions(process.engine, lambda frame: not in_user_code(frame))
     environment.set_up(worker)
     worker.serve()
 

@@ -24,6 +24,7 @@ import msgspec
 
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
 from hpcray.common.resources import JOB_FIELD
+from hpcray.platform import environment_reads
 from hpcray.platform.accelerators import device_visibility_state
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -38,6 +39,8 @@ from hpcray.runtime_env.runtime_env import (
     STARTED_WITH,
     RuntimeEnv,
     load_function,
+    may_prevent_start,
+    read_at_start,
 )
 from hpcray.runtime_env.runtime_env_plugin import RuntimeEnvContext, RuntimeEnvPluginManager, changed_command
 from hpcray.runtime_env.runtime_env_setup import (
@@ -51,7 +54,10 @@ from hpcray.runtime_env.runtime_env_setup import (
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # What the other Python lacks (hpcray itself, for one) it finds where this one does, after all that it has itself.
-_PATHS = "import json, sys; sys.path[0:1] = []; sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+_PATHS = (
+    "import sys; sys.path[0:1] = []; import json; "
+    "sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+)
 _COMMAND = _PATHS + "from {entry} import other_python_main; other_python_main(*sys.argv[2:6])"
 _TRIAL = _PATHS + "import {entry}"
 _SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
@@ -62,7 +68,7 @@ class _EnvFunctionError(Exception):
 
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
-_of_template = dict(os.environ)
+_of_template = {os.fsdecode(name): os.fsdecode(text) for name, text in os.environb.items()}
 """Variables of the process that this one is forked from: it has imported this module."""
 _expanded: dict[tuple[str, str], str] = {}
 
@@ -130,6 +136,10 @@ class WorkerRuntimeEnv:
         seconds = (self.fields.get("config") or {}).get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
         return None if seconds == -1 else float(seconds)
 
+    def variables(self, given: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Return variables as they are set in this process: `${NAME}` in them is replaced (`expanded`)."""
+        return expanded((name, value) for name, value in given if name != RUNTIME_ENV_VARIABLE)
+
     # ------------------------------------------------------------ another Python
 
     def become_python(self, session_dir: str, number: int, entry: str) -> None:
@@ -143,8 +153,9 @@ class WorkerRuntimeEnv:
         plugged = PLUGINS_VARIABLE in os.environ and any(
             field not in RuntimeEnv.known_fields and field != STARTED_WITH for field in self.fields
         )
-        variables = self._variables_to_start_with()
-        if not plugged and not variables and not any(self.fields.get(field) for field in PYTHON_FIELDS):
+        variables = expanded(self.fields.get(STARTED_WITH, {}).items())
+        fresh = self._came_too_late(variables)
+        if not plugged and not fresh and not any(self.fields.get(field) for field in PYTHON_FIELDS):
             return
         try:
             paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
@@ -156,13 +167,13 @@ class WorkerRuntimeEnv:
             os.environ.update(found.variables)
             if plugged:
                 found.command = self._changed_by_plugins(session_dir, found.command)
-            if variables and not found.command:
+            if fresh and not found.command:
                 found.command = [sys.executable]
             if not found.command:
                 return
-            if variables:
-                try_variables(session_dir, found.command, variables, self.timeout, trial)
-                os.environ.update(variables)
+            if doubtful := may_prevent_start(variables):
+                try_variables(session_dir, found.command, doubtful, self.timeout, trial)
+            os.environ.update(variables)
             devices = json.dumps(device_visibility_state())
             if directory:
                 os.chdir(directory)
@@ -182,10 +193,15 @@ class WorkerRuntimeEnv:
         except Exception as error:  # whatever it is: the tasks of this worker raise it
             self.problem = f"{type(error).__name__}: {error}"
 
-    def _variables_to_start_with(self) -> dict[str, str]:
-        """Return the variables without effect in a forked process that are not as in the one that it is forked from."""
-        wanted = expanded(self.fields.get(STARTED_WITH, {}).items())
-        return {name: text for name, text in wanted.items() if _of_template.get(name) != text}
+    def _came_too_late(self, variables: Mapping[str, str]) -> bool:
+        """Return True if a library that this process has from its fork server, or the interpreter, has read one of the
+        variables when it was another."""
+        if any(_of_template.get(name) != text for name, text in read_at_start(variables).items()):
+            return True
+        noted = environment_reads.of_imports
+        if self.job is not None:  # a later driver: what is preloaded was loaded with the first one's variables
+            return noted.differ_at_all({**_of_template, **expanded(self.job.env), **variables})
+        return noted.differ(variables)
 
     def _changed_by_plugins(self, session_dir: str, command: list[str]) -> list[str]:
         """Let plugins change this worker; return the command that is to take its place, none if it may go on."""
@@ -228,8 +244,6 @@ class WorkerRuntimeEnv:
         if not self.fields and SETUP_HOOK_VARIABLE not in os.environ:
             return
         self.since = perf_counter()
-        blocker = worker.process.blocker
-        worker.process.blocker = None  # nothing of ours has started: there is nothing to lend or to give back
         if "logging_config" in self.fields:
             log_as(self.fields["logging_config"])
         try:
@@ -246,7 +260,6 @@ class WorkerRuntimeEnv:
             self.problem = str(error)
         except (RayError, PackageError, OSError) as error:
             self.problem = f"{type(error).__name__}: {error}"
-        worker.process.blocker = blocker
         self.since = 0.0
 
     def enter(self) -> None:

@@ -41,7 +41,7 @@ def defer_sigint(engine: IoEngine) -> None:
     main = threading.get_ident()
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if not engine.closed and main not in engine.asleep and _inside(frame):
+        if not engine.closed and main not in engine.asleep and in_our_code(frame):
             again = threading.Timer(_RESEND_DELAY, os.kill, (os.getpid(), signum))
             again.daemon = True
             again.start()
@@ -87,7 +87,7 @@ def exit_at_drain_deadline(process: CoreWorker) -> None:
         if handler is not signal.SIG_DFL and getattr(handler, "__module__", "") != forward_signals.__module__:
             process.drain_client.takes_part = True  # a handler of the program's own wants time to do what it does
 
-    process.on_exit = on_exit
+    process.exit_listeners.append(on_exit)
     process.drain_client.on_begin.append(on_begin)
 
 
@@ -101,7 +101,8 @@ def restore() -> None:
             signal.signal(number, default)
 
 
-def _inside(frame: FrameType | None) -> bool:
+def in_our_code(frame: FrameType | None) -> bool:
+    """Return True if a frame of a driver is in code of ours, or called by it, that must not be interrupted."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OURS):
             return not frame.f_code.co_filename.startswith(_INTERRUPTIBLE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import os
 import pickle
@@ -12,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
+from hpcray.common.late_release import LateRelease, collecting, is_referred
 from hpcray.core.core_worker.object_entry import PENDING, note_site, site_of
 from hpcray.protocol.serialization import note_ref
 from hpcray.runtime.core_worker.context import current, require_context
@@ -51,7 +53,7 @@ class ObjectRef(Generic[T_co]):
     `concurrent.futures.Future`. While a ref exists anywhere in the job, so does its object.
     """
 
-    __slots__ = ("__weakref__", "_id")
+    __slots__ = ("__weakref__", "_id", "_late")
 
     def __init__(self, object_id: bytes) -> None:
         if len(object_id) != OBJECT_BYTES:
@@ -63,11 +65,13 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         try:  # as `defer_release` does, without a call
+            if collecting and is_referred(self):
+                self._late = LateRelease.of(partial(defer_release, self._id))
+                return
             _append(self._id)
-            process = current.process
-            if process is not None and process.engine.driver:
-                process.engine.wake()
-        except (AttributeError, TypeError):  # half made, or the interpreter is going down
+            if current.process.engine.driver:  # type: ignore[union-attr]
+                current.process.engine.wake()  # type: ignore[union-attr]
+        except (AttributeError, TypeError):  # half made, no session, or the interpreter is going down
             pass
 
     def binary(self) -> bytes:
@@ -137,9 +141,8 @@ class ObjectRef(Generic[T_co]):
         return f"ObjectRef({self._id.hex()})"
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import ref_html
-
-        return ref_html(self)
+        process = current.process
+        return process.features.ref_html(self) if process is not None else html.escape(repr(self))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = current.process

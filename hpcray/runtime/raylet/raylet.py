@@ -14,11 +14,11 @@ from typing import Any, Protocol
 import msgspec
 
 from hpcray.common.ids import HEAD, node_of, raylet_of, show_proc
+from hpcray.common.terminal_text import plain_line
 from hpcray.core import effects as fx
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
-from hpcray.diagnostics.raylet_introspection import RayletIntrospection
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
@@ -30,6 +30,7 @@ from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClient
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.router import Router
 from hpcray.transport.base import DataPlane, TransportError
 
@@ -70,6 +71,20 @@ class Registrar(Protocol):
 
     def register(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
         """Handle CreateActor, CreateGroup and GcsCall."""
+
+
+class RayletDiagnostics(Protocol):
+    """Answers of a raylet about itself and its node (`diagnostics.raylet_introspection.RayletIntrospection`).
+
+    Attributes:
+        figures: those of this node and, on request, of others.
+    """
+
+    figures: NodeFigures
+    learned: dict[str, str]
+
+    def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
+        """Answer a question."""
 
 
 class Raylet:
@@ -124,7 +139,7 @@ class Raylet:
         neighbor_clients: NeighborClients,
         spill_io: SpillIo,
         memory_monitor: MemoryMonitor,
-        introspection: RayletIntrospection,
+        introspection: RayletDiagnostics,
         log_monitor: LogMonitor,
         frames: FrameSlotRouter,
     ) -> None:
@@ -175,7 +190,8 @@ class Raylet:
     def log(self, text: str) -> None:
         """Print a line on stderr."""
         with contextlib.suppress(OSError):  # the other end of stderr may be gone, as when the launcher was killed
-            print(f"hpcray: node {self.node} ({self.context.info.host}): {text}", file=sys.stderr, flush=True)
+            where = f"node {self.node} ({self.context.info.host})"
+            print(f"hpcray: {where}: {plain_line(text)}", file=sys.stderr, flush=True)
 
     def _fork_worker(self, effect: fx.ForkWorker) -> None:
         if effect.env:
@@ -570,6 +586,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.FrameRead: lambda r: r.frames.on_frame_read,
     m.FrameSlotsReturned: lambda r: r.frames.on_returned,
     # What workers print.
+    m.OutputLost: lambda r: r.log_monitor.on_lost,
     m.OutputPrinted: lambda r: r.log_monitor.on_printed,
     m.FlushOutput: lambda r: r.log_monitor.on_flush,
     # Memory and introspection.

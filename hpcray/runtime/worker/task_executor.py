@@ -24,10 +24,10 @@ from hpcray.common.exceptions import RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, owner_of, raylet_of, task_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
-from hpcray.diagnostics.introspection import qualified_name
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.session_directory import OWN_NAMESPACE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
@@ -39,16 +39,18 @@ from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
+from hpcray.runtime.worker.context import WorkerEnvironment
 from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
-from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
-from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv, expanded
+from hpcray.runtime.worker.task_events import qualified_name
 
 _LEND_AFTER = 0.01
 """Seconds of waiting inside a task after which its CPU is lent to others: to read what lies in the node's store takes
 less, also where other processes want the processor."""
 _RESEND_DELAY = 0.001
 """Seconds after which an interrupt is sent again that came in the middle of our code."""
+_LATE_INTERRUPT = 1.0
+"""Seconds in which the interrupt of a task that was cancelled may still come when the task has ended."""
 _EXIT_WRITE_TIMEOUT = 5.0
 """Seconds for which a worker that exits waits until its last replies are read."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -95,6 +97,25 @@ def _end_forked_child(
         os._exit(0 if error is None else 1)
 
 
+class CancellationTracker(set[bytes]):
+    """The tasks that were cancelled while they ran, and how many of their interrupts have not come yet."""
+
+    _interrupts = 0
+    _last = 0.0
+
+    def expect_interrupt(self) -> None:
+        """Count the interrupt of a task that is sent now."""
+        self._interrupts, self._last = self._interrupts + 1, monotonic()
+
+    def take_interrupt(self) -> bool:
+        """Return True if an interrupt that has come may be one of those: its task may have ended meanwhile."""
+        if not self._interrupts or monotonic() - self._last > _LATE_INTERRUPT:
+            self._interrupts = 0
+            return False
+        self._interrupts -= 1
+        return True
+
+
 class TaskExecutor:
     """Executes what submitters push. The main thread runs tasks and drives the engine in between.
 
@@ -107,7 +128,7 @@ class TaskExecutor:
         forked: whether this is a child process that a task has forked, and not the worker.
     """
 
-    def __init__(self, process: CoreWorker, environment: WorkerRuntimeEnv) -> None:
+    def __init__(self, process: CoreWorker, environment: WorkerEnvironment) -> None:
         self.process = process
         self.engine = process.engine
         self.forked: bool = False
@@ -121,13 +142,12 @@ class TaskExecutor:
         self.environment = environment
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
-        self.cancelled: set[bytes] = set()
+        self.cancelled: CancellationTracker = CancellationTracker()
         self.log_parts: Callable[[bytes, str], dict[str, Any]] | None = None
         self.replies = Replies(self, process)
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
         self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
-        self._keeps_tensors = False
         self.imports = ImportWatch(process)
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
@@ -142,8 +162,6 @@ class TaskExecutor:
         self._pid = os.getpid()
         self._leaving = threading.Lock()
         self._terminated = False
-        process.blocker = self._block
-        process.on_exit = os._exit
         process.job = environment.job or process.job
         if process.job is not None:
             self.apply_job(process.job)
@@ -171,11 +189,6 @@ class TaskExecutor:
         self.options[msg.task] = msg
         if msg.group and self.actor is not None:
             self.actor.route_by_group()
-        if msg.transport and not self._keeps_tensors:
-            from hpcray.tensors.device_objects import reply_with_device_values  # few programs use it
-
-            self._keeps_tensors = True
-            self.reply = functools.partial(reply_with_device_values, self.options.get, self.reply)
 
     def forget_options(self, task: bytes) -> None:
         """Forget the options of a task or call that has ended."""
@@ -192,7 +205,7 @@ class TaskExecutor:
 
     def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
         """The variables of a task or actor go before those of its job."""
-        self.env = expanded((name, value) for name, value in env if name != RUNTIME_ENV_VARIABLE)
+        self.env = self.environment.variables(env)
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
 
@@ -251,6 +264,7 @@ class TaskExecutor:
                 self.engine.flush()
                 os._exit(1)
             self.cancelled.add(msg.task)
+            self.cancelled.expect_interrupt()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
@@ -269,16 +283,15 @@ class TaskExecutor:
         process = self.process
         if msg.if_unused:
             process.drain()
-            kept = process.device_objects
-            movable = () if kept is None else kept.movable()
+            movable = {oid for extension in process.extensions.loaded for oid in extension.movable_objects()}
             if self.queue or any(oid.startswith(process.me) and oid not in movable for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
-        if msg.if_unused and process.device_objects is not None:
+        if msg.if_unused and process.extensions.loaded:  # `before_exit` may wait
             self._on_work(src, msg)
             return
         self._send_last_messages()
-        process.on_exit(msg.code)
+        process.end(msg.code)
 
     def _on_set_job(self, _: bytes, msg: m.SetJob) -> None:
         if self.environment.job is None:
@@ -292,19 +305,34 @@ class TaskExecutor:
                 sys.path.insert(0, path)
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
-        os.environ.update(expanded(job.env))
+        os.environ[OWN_NAMESPACE] = job.namespace
+        os.environ.update(self.environment.variables(job.env))
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
         self.environment.enter()
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:
-        """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else.
+        """A SIGINT comes from ourselves (`_on_cancel`), for one task, or from the program: it has called
+        `_thread.interrupt_main()` or `signal.raise_signal`. Either is a KeyboardInterrupt of the task or call that
+        runs.
 
-        And not the middle of a table update of ours either: then the signal is sent again a moment later.
+        And not the middle of a table update of ours: then the signal is sent again a moment later.
         """
-        if self.running not in self.cancelled or not self._interruptible:
+        asleep = threading.get_ident() in self.engine.asleep
+        if self.actor is None:
+            cancelled = self._interruptible and self.running in self.cancelled
+            if not cancelled and (self.cancelled.take_interrupt() or not self._interruptible):
+                return
+            if asleep or in_user_code(frame):
+                self.cancelled.take_interrupt()
+                raise KeyboardInterrupt
+        elif in_user_code(frame):
+            # Our own code that calls the user's looks so, too: behind the call an interrupt would cost the reply.
+            if frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+                raise KeyboardInterrupt
+        elif self.process.local.task is None:
             return
-        if threading.get_ident() in self.engine.asleep or in_user_code(frame):
+        elif asleep:
             raise KeyboardInterrupt
         _send_again(signum)
 
@@ -529,9 +557,11 @@ class TaskExecutor:
 
     # ------------------------------------------------------------ blocking
 
-    def _block(self, waiter: Waiter, deadline: float | None) -> bool:
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
         """Wait inside a task; if it takes long (or what we wait for needs a CPU), lend ours meanwhile."""
         engine = self.engine
+        if self.environment.since:  # no task has started: there is nothing to lend or to give back
+            return engine.wait(waiter, deadline)
         if not any(scheduling_class.queue for scheduling_class in self.process.submitter.leases.by_index):
             soon = monotonic() + _LEND_AFTER
             if deadline is not None and deadline <= soon:
@@ -562,6 +592,14 @@ class TaskExecutor:
                 finally:
                     engine.lock.acquire()
 
+    def process_died(self, proc: bytes) -> None:
+        """Close the generators of a dead caller (lock held)."""
+        self.generators.caller_died(proc)
+
+    def save_state(self) -> Callable[[], bool]:
+        """Save the state of an actor that restarts on another node, as `ActorDrain` does (lock held)."""
+        return self.drain.save_state()
+
     def run_earlier_calls(self, wanted: bytes) -> bool:
         """Run the calls in the queue of an actor that runs again what was lost, while the call on this thread waits for
         its arguments: these may need what the others make. Its method has not begun, so only one runs at a time.
@@ -581,7 +619,7 @@ class TaskExecutor:
         while (item := self._take_earlier(wanted, this.task)) is not None:
             ran = True
             state = dict(vars(local))
-            vars(local).update(loading=None, reading=False, deadline=None, tensors_as="", placement=None)
+            vars(local).update(loading=None, reading=False, deadline=None, read_as="", read_target=None)
             try:
                 actor.call(*item)
             finally:
@@ -633,11 +671,11 @@ class TaskExecutor:
             self._retirement = Waiter()
             engine.send(self.lease_holder, m.TasksReturned([], False, True))
             engine.wait(self._retirement)
-        self._move_tensors_out()
+        self._finish_extensions()
         with engine.lock:
             if self._is_needed():
-                # Device objects are in the memory of what it holds.
-                engine.send(self._raylet, m.Blocked(retired=self.process.device_objects is None))
+                kept = any(extension.keeps_resources for extension in self.process.extensions.loaded)
+                engine.send(self._raylet, m.Blocked(retired=not kept))
                 while self._is_needed():
                     engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
         self.leave("it has had its max_calls")
@@ -672,11 +710,12 @@ class TaskExecutor:
         _COUNTED.add(made.__code__)
         return call
 
-    def _move_tensors_out(self) -> None:
-        """Have the store keep the tensors of values that tasks have returned, for their owners. Not after a SIGTERM:
-        all processes of a job may have got one."""
-        if self.process.device_objects is not None and not self._terminated:
-            self.process.device_objects.move_out()
+    def _finish_extensions(self) -> None:
+        """Have features bring to safety what other processes need of this one. Not after a SIGTERM: all processes of a
+        job may have got one."""
+        if not self._terminated:
+            for extension in self.process.extensions.loaded:
+                extension.before_exit()
 
     # ------------------------------------------------------------ leaving
 
@@ -692,7 +731,7 @@ class TaskExecutor:
             os._exit(code)  # none of this is its own
         self._leaving.acquire()  # for ever: one thread is enough
         self._leave_in_time(code)
-        self._move_tensors_out()
+        self._finish_extensions()
         if self.actor is not None:
             self.actor.shut_down()
         with self.engine.lock:
