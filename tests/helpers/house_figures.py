@@ -165,7 +165,7 @@ LINES_OF_CODE = {
     "progress_bars": 223,
     "protocol": 1452,
     "ray_api": 451,
-    "ray_start": 1554,
+    "ray_start": 1560,
     "runtime": 12914,
     "runtime_env": 1116,
     "state": 4035,
