@@ -168,7 +168,7 @@ LINES_OF_CODE = {
     "ray_start": 1554,
     "runtime": 12867,
     "runtime_env": 1116,
-    "state": 4049,
+    "state": 3909,
     "tensors": 3321,
     "top": 753,
     "transport": 1877,
