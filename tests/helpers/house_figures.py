@@ -24,7 +24,6 @@ INJECTED = {
     "ActorManager.set_admission: self._admission": 1,
     "CurrentProcess.postpone: self._join": 1,
     "DrainAdmission.all_tasks: self._all": 1,
-    "DrainClient.__init__: admission.on_refused": 1,
     "FrameSlotClient.__init__: engine.share_frame": 1,
     "IoEngine.call_every: self._periodic": 1,
     "IoEngine.start: self._drain": 1,
