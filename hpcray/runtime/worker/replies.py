@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from time import perf_counter
 from typing import Any
 
-from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.exceptions import AsyncioActorExit, RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of, return_index
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
@@ -35,7 +35,18 @@ from hpcray.runtime.worker.context import WorkerContext
 _FLUSH_US = 1_000
 POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 """Variable, Ray's: with 1 a task that raises an error waits for `hpcray debug`."""
-_AS_THEY_ARE = (ActorDiedError, RuntimeEnvSetupError, TaskCancelledError)
+
+
+class Verdict(Exception):
+    """What the worker itself says of a call, to be raised at its caller as it is: `error`.
+
+    An error that user code raises is wrapped in a RayTaskError whatever its class: an actor that the call has asked may
+    have died, or a task that it has waited for been cancelled, which its caller must not take for its own end.
+    """
+
+    def __init__(self, error: RayError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _Broken(Exception):
@@ -134,7 +145,9 @@ class Replies:
             else:
                 cancelled.__context__ = error  # the text says where the coroutine was, as in Ray
                 error = self._task_error(cancelled, name, actor, task)
-        elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
+        elif kind is Verdict:
+            error = error.error  # type: ignore[attr-defined]
+        else:
             if os.environ.get(POST_MORTEM) == "1":
                 from hpcray.runtime.diagnostics.debugger import post_mortem
 
@@ -403,8 +416,7 @@ class GeneratorExecutor:
         """Wait until fewer than `window` of the values sent have not been taken; a negative one never waits.
 
         Raises:
-            TaskCancelledError: the call was cancelled, or no more values are taken, as the caller is dead or the task
-                has ended.
+            Verdict: the call was cancelled, or no more values are taken, as the caller is dead or the task has ended.
         """
         cancelled = self._worker.cancelled
         if window <= 0 and task in self._taken and not cancelled:
@@ -415,9 +427,9 @@ class GeneratorExecutor:
                 waiter = self._waiters[task] = Waiter()
                 engine.wait(waiter)
             if task in cancelled:
-                raise TaskCancelledError(TaskID(task), "The generator was cancelled while it ran")
+                raise Verdict(TaskCancelledError(TaskID(task), "The generator was cancelled while it ran"))
             if taken is None:
-                raise TaskCancelledError(error_message="nobody takes what this generator yields any more")
+                raise Verdict(TaskCancelledError(error_message="nobody takes what this generator yields any more"))
 
 
 class _Sender:
