@@ -10,6 +10,7 @@ import traceback
 import types
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -290,13 +291,11 @@ def task_error(
         return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor, proctitle=proctitle)
 
 
+@dataclass(frozen=True, slots=True)
 class StreamingGeneratorStats:
     """The value of a `yield` in a generator task: the seconds that it took to make an object of what it yielded."""
 
-    __slots__ = ("object_creation_dur_s",)
-
-    def __init__(self, object_creation_dur_s: float) -> None:
-        self.object_creation_dur_s = object_creation_dur_s
+    object_creation_dur_s: float
 
 
 class GeneratorExecutor:
