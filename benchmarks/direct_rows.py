@@ -38,7 +38,7 @@ class Holder:
             sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
             from helpers.fake_device_driver import FakeDeviceDriver
 
-            from hpcray.runtime.core_worker import device_memory
+            from hpcray.tensors import device_memory
 
             device_memory.running_kernel = lambda: f"host {number}"
             self.driver = FakeDeviceDriver(directory, visible=(f"gpu-{number}",))

@@ -141,7 +141,7 @@ def packages(given: argparse.Namespace) -> list[dict[str, Any]]:
 def join(count: int) -> dict[str, Any]:
     """The row "join", printed."""
     import hpcray as ray
-    from hpcray.platform.private_file import write_private_file
+    from hpcray.platform.private_files import write_private_file
     from hpcray.runtime.core_worker.core_worker import need_process
     from hpcray.runtime.node.join_token import request_join_token
 

@@ -6,7 +6,7 @@ __version__ = "0.1.0"
 
 # A node (`python -m hpcray`) and `hpcray-launch` need none of this, and start sooner without. The template process of a
 # node, from which workers are forked, executes this file again, when `sys.argv` is the command's
-# (`runtime.node.prepared_node.load_worker`).
+# (`processes.raylet_main.load_worker`).
 _module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :][:1] if "-m" in _sys.orig_argv else []
 _is_command = _sys.argv[:1] == ["-m"] and _module in (["hpcray"], ["hpcray.cli.launch"])
 if not (_is_command or (_sys.argv[:1] and _sys.argv[0].endswith("/bin/hpcray-launch"))):
@@ -28,7 +28,6 @@ if not (_is_command or (_sys.argv[:1] and _sys.argv[0].endswith("/bin/hpcray-lau
     )
     from hpcray.api.logging_config import LoggingConfig
     from hpcray.api.objects import cancel, get, put, wait
-    from hpcray.api.progress import progress
     from hpcray.api.runtime_context import (
         available_resources,
         cluster_resources,
@@ -37,6 +36,7 @@ if not (_is_command or (_sys.argv[:1] and _sys.argv[0].endswith("/bin/hpcray-lau
         nodes,
     )
     from hpcray.api.session import init, is_initialized, shutdown
+    from hpcray.progress_bars.progress import progress
     from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
     from hpcray.runtime.core_worker.object_refs import ObjectRef
     from hpcray.state import timeline

@@ -18,8 +18,8 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.ray_version import STANDIN
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
+from hpcray.processes.raylet_main import run_node
 from hpcray.runtime.node.options import HelpRequested, NodeOptions
-from hpcray.runtime.node.raylet_main import run_node
 from hpcray.transport.startup import read_launch
 
 _USAGE = "usage: python -m hpcray [option ...] (script.py | -m module | -c code) [arg ...]"

@@ -74,7 +74,7 @@ class _ExportedClass:
 
 
 if TYPE_CHECKING:
-    from hpcray.dag.class_node import ClassNode
+    from hpcray.graphs.class_node import ClassNode
 
 T = TypeVar("T")
 
@@ -237,7 +237,7 @@ class ActorClass(Generic[T]):
 
     def bind(self, *args: Any, **kwargs: Any) -> ClassNode:
         """Make a node of a graph that creates an actor; its methods can be bound in turn."""
-        from hpcray.dag.class_node import ClassNode
+        from hpcray.graphs.class_node import ClassNode
 
         return ClassNode(self.__ray_actor_class__, args, kwargs, self._default_options, remote=self)
 
@@ -246,7 +246,7 @@ class ActorClass(Generic[T]):
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
     def _repr_html_(self) -> str:
-        from hpcray.runtime.core_worker.notebook_reprs import remote_html
+        from hpcray.notebooks.notebook_reprs import remote_html
 
         return remote_html("Actor class", self.__ray_actor_class__, self._options.given)
 

@@ -202,7 +202,7 @@ class ActorMethod(Generic[P, R_co]):
         Raises:
             TypeError: the arguments do not match the method.
         """
-        from hpcray.dag.class_node import bind_method
+        from hpcray.graphs.class_node import bind_method
 
         plan = self._plan
         try:
@@ -343,7 +343,7 @@ class ActorHandle(Generic[C]):
         return None if state is None else 1 + ("PENDING", "ALIVE", "RESTARTING", "DEAD").index(state)
 
     def _repr_html_(self) -> str:
-        from hpcray.runtime.core_worker.notebook_reprs import actor_html
+        from hpcray.notebooks.notebook_reprs import actor_html
 
         return actor_html(self)
 

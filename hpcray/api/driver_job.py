@@ -15,11 +15,11 @@ from itertools import count
 
 import msgspec
 
-from hpcray.api.notebook import notebook_shell
 from hpcray.api.submitted_driver import report_to_submission
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
 from hpcray.common.resources import JOB_FIELD
+from hpcray.notebooks.notebook import notebook_shell
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.protocol.messages import WORKER, JobInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from operator import attrgetter
 from time import monotonic
-from typing import Any, TypeVar, cast, overload
+from typing import Any, Generic, TypeVar, cast, overload
 
 from hpcray.api.options import transport_of
-from hpcray.api.progress import Progress
 from hpcray.api.session import require_session
 from hpcray.protocol.serializability import not_serializable
 from hpcray.protocol.serialization import SerializationError
@@ -24,6 +23,21 @@ _REFS_ALONE = {ObjectRef}
 _ident = attrgetter("_id")
 
 
+class WaitableRefs(Generic[T]):
+    """Refs that come with a way of waiting for them; `get` of it returns their values (`hpcray.progress`)."""
+
+    def wait(self, timeout: float | None = None) -> list[ObjectRef[Any]]:
+        """Wait until all refs are ready, and return them in the order in which they were given.
+
+        Args:
+            timeout: in seconds; None waits without limit.
+
+        Raises:
+            GetTimeoutError: not all were ready in time.
+        """
+        raise NotImplementedError
+
+
 @overload
 def get(object_refs: ObjectRef[T], *, timeout: float | None = None, _use_object_store: bool = False) -> T: ...
 
@@ -36,7 +50,7 @@ def get(
 
 @overload
 def get(
-    object_refs: Progress[ObjectRef[T]], *, timeout: float | None = None, _use_object_store: bool = False
+    object_refs: WaitableRefs[ObjectRef[T]], *, timeout: float | None = None, _use_object_store: bool = False
 ) -> list[T]: ...
 
 
@@ -47,7 +61,7 @@ def get(
 
 
 def get(
-    object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]] | Progress[ObjectRef[Any]] | ObjectRefGenerator[Any],
+    object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]] | WaitableRefs[ObjectRef[Any]] | ObjectRefGenerator[Any],
     *,
     timeout: float | None = None,
     _use_object_store: bool = False,
@@ -83,7 +97,7 @@ def get(
             return object_refs
         if _of_compiled_graph(object_refs):
             return cast(Any, object_refs).get(timeout)
-        if isinstance(object_refs, Progress):
+        if isinstance(object_refs, WaitableRefs):
             return get(object_refs.wait(timeout))
         raise ValueError(
             f"Invalid type of object refs, {type(object_refs)}, is given. "
@@ -113,7 +127,7 @@ def _get_with(process: CoreWorker, object_refs: Any, timeout: float | None, copi
 
 def _of_compiled_graph(ref: Any) -> bool:
     """Return True for a `CompiledDAGRef`. Where there is one, the module of its class has been imported."""
-    module = sys.modules.get("hpcray.dag.compiled_dag_ref")
+    module = sys.modules.get("hpcray.graphs.compiled_dag_ref")
     return module is not None and isinstance(ref, module.CompiledDAGRef)
 
 
@@ -164,7 +178,7 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
         )
     process = current.process or require_session()
     if transport := transport_of(_tensor_transport):
-        from hpcray.runtime.core_worker.device_objects import DeviceValue  # few programs use it
+        from hpcray.tensors.device_objects import DeviceValue  # few programs use it
 
         ref: ObjectRef[T] = process.put(DeviceValue(value, transport))
     else:

@@ -21,8 +21,8 @@ from hpcray.common.deprecation import RayDeprecationWarning
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import ACCELERATOR_TYPE, ACCELERATOR_TYPE_SHARE, UNIT, Resources, to_units
 from hpcray.platform.accelerators import KINDS
-from hpcray.platform.runtime_env import unsupported_field_error, validated_runtime_env
 from hpcray.protocol.messages import Shape
+from hpcray.runtime_env.runtime_env import unsupported_field_error, validated_runtime_env
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -244,7 +244,7 @@ def transport_of(name: str | None) -> str:
 def _transport_problem(name: str | None) -> str | None:
     if name is None or name.lower() in TRANSPORTS:
         return None
-    from hpcray.runtime.core_worker.tensor_transports import is_registered  # few programs have their own
+    from hpcray.tensors.tensor_transports import is_registered  # few programs have their own
 
     if is_registered(name.lower()):
         return None

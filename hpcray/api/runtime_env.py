@@ -13,7 +13,10 @@ import msgspec
 from hpcray.common.exceptions import RuntimeEnvSetupError
 from hpcray.common.resources import JOB_FIELD
 from hpcray.common.submitted_jobs import job_config
-from hpcray.platform.runtime_env import (
+from hpcray.protocol.messages import Shape
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.runtime_env.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     IN_PLACE,
     PLUGINS_VARIABLE,
@@ -24,7 +27,7 @@ from hpcray.platform.runtime_env import (
     read_at_start,
     validated_runtime_env,
 )
-from hpcray.platform.runtime_env_setup import (
+from hpcray.runtime_env.runtime_env_setup import (
     files_signature,
     pack_package,
     package_digest,
@@ -32,9 +35,6 @@ from hpcray.platform.runtime_env_setup import (
     unpack_package,
     zip_of_tar,
 )
-from hpcray.protocol.messages import Shape
-from hpcray.runtime.core_worker.core_worker import CoreWorker, current
-from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 _URI = "gcs://_ray_pkg_{}.zip"
 _OVERRIDE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"

@@ -18,7 +18,6 @@ import msgspec
 from hpcray.api.driver_job import announce, imported_libraries
 from hpcray.api.late_address import LateAddress
 from hpcray.api.logging_config import LoggingConfig
-from hpcray.api.notebook import show_in_cells
 from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
@@ -28,17 +27,18 @@ from hpcray.common.labels import labels_problem, labels_text
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.core.core_worker.object_entry import Waiter
 from hpcray.core.core_worker.object_table import PENDING
+from hpcray.diagnostics.introspection import ObjectInventory
+from hpcray.notebooks.notebook import show_in_cells
 from hpcray.platform.job_variables import JobVariables
 from hpcray.platform.log_format import check_rotation
-from hpcray.platform.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.platform.sockets import node_ip_address
+from hpcray.processes.bootstrap import ClusterEntry, enter
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, WorkerOutputPrinter
-from hpcray.runtime.diagnostics.introspection import ObjectInventory
-from hpcray.runtime.node.bootstrap import ClusterEntry, enter
 from hpcray.runtime.node.options import NodeOptions
+from hpcray.runtime_env.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 
 logger = logging.getLogger("hpcray")
 
@@ -110,8 +110,9 @@ class ClientContext(Mapping[str, Any]):
         shutdown()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        # By name: it is above this package, and only notebooks need it.
-        return importlib.import_module("hpcray.util.job_widget").context_bundle(self)
+        from hpcray.notebooks.job_widget import context_bundle  # only notebooks need it
+
+        return context_bundle(self)
 
     def __repr__(self) -> str:
         return f"ClientContext(session={self.address_info['session_dir']!r})"

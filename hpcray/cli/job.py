@@ -16,17 +16,22 @@ import click
 
 from hpcray.cli.job_option import errors_as_messages, without_options
 from hpcray.cli.option_types import typed
-from hpcray.cli.slurm_entry import enter_slurm_job
+from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on
 from hpcray.common.exceptions import RayError
 from hpcray.common.sizes import parse_size
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
 from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES, replaced_by_variables
-from hpcray.platform.runtime_env import load_function
+from hpcray.platform.running_jobs import NoRunningJobError
+from hpcray.runtime_env.runtime_env import load_function
 
 _SUBMIT_HOOK = "RAY_JOB_SUBMIT_HOOK"
 _SLURM = "slurm://"
 _ERRORS = (ConnectionError, RuntimeError, TypeError, ValueError, OSError, RayError)
+_HEADERS = "RAY_JOB_HEADERS"
+_RECORDS = "hpcray.records"
+_COLORS = {"auto": None, "true": True, "false": False}
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
 _POLL = 1.0  # seconds between looks at a job that was stopped
 
 
@@ -38,25 +43,49 @@ def job() -> None:
 def _command(function: Callable[..., None]) -> click.Command:
     """Make a command of `job` with the options that all of them have."""
 
-    def run(address: str | None, headers: str | None, verify: str, **options: Any) -> None:
+    def run(
+        address: str | None, headers: str | None, verify: str, log_style: str, log_color: str, verbose: int,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        context = click.get_current_context()
+        context.color = _COLORS[log_color.lower()]
+        context.meta[_RECORDS] = log_style.lower() == "record"
         address = replaced_by_variables(address)
         if address is not None and address.startswith(_SLURM):
             _enter_slurm_job(address.removeprefix(_SLURM))
         with errors_as_messages(*_ERRORS):
-            client = JobSubmissionClient(address)
-            click.echo(f"Job submission server address: {client.get_address()}")
+            try:
+                client = JobSubmissionClient(address, headers=_headers(headers), verify=_bool_or_path(verify))
+            except NoRunningJobError:
+                if address is not None and (found := slurm_job_on(address)):
+                    _enter_slurm_job(*found)
+                raise
+            _say(f"Job submission server address: {client.get_address()}")
             function(client, **options)
 
     params = list(getattr(function, "__click_params__", ()))[::-1]
     address_help = (
-        "Session directory of the cluster, or slurm://JOBID (default: what HPCRAY_ADDRESS says, or the only cluster "
-        "of this user on this machine). RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it."
+        "Address of the cluster: http://H:8265, H:P, a session directory, or slurm://JOBID; H is any name of its "
+        "head's host (default: what HPCRAY_ADDRESS says, or the only cluster of this user on this machine). "
+        "RAY_API_SERVER_ADDRESS and RAY_ADDRESS replace it."
     )
+    unused = "No request is made over HTTP, so that it has no effect."
     common = [
         click.Option(["--address"], help=address_help),
-        click.Option(["--headers"], hidden=True),
-        click.Option(["--verify"], default="true", hidden=True),
-    ]
+        click.Option(
+            ["--verify"], default="True", show_default=True, metavar="BOOL|PATH", help=f"For TLS. {unused}"
+        ),
+        click.Option(["--headers"], metavar="JSON", help=f"Headers of requests. {unused}"),
+        click.Option(
+            ["--log-style"], type=click.Choice(["auto", "record", "pretty"], case_sensitive=False), default="auto",
+            show_default=True, help="record: each line of this command with its time, as in a log.",
+        ),
+        click.Option(
+            ["--log-color"], type=click.Choice(["auto", "false", "true"], case_sensitive=False), default="auto",
+            show_default=True, help="Colours; auto: on a terminal.",
+        ),
+        click.Option(["-v", "--verbose"], count=True, help="Accepted, as all is said anyway."),
+    ]  # fmt: skip
     made = click.Command(function.__name__.rstrip("_"), params=[*common, *params], callback=run, help=function.__doc__)
     job.add_command(made)
     return made
@@ -105,16 +134,16 @@ def submit(
         **options,
     )
     _print_framed(f"Job '{job_id}' submitted successfully", "green")
-    click.echo("Next steps")
+    _say("Next steps")
     for text, command in (
         ("Query the logs of the job:", "logs"),
         ("Query the status of the job:", "status"),
         ("Request the job to be stopped:", "stop"),
     ):
-        click.echo(f"  {text}\n    {click.style(f'ray job {command} {job_id}', bold=True)}")
-    click.echo()
+        _say(f"  {text}\n    {click.style(f'ray job {command} {job_id}', bold=True)}")
+    _say()
     if not no_wait:
-        click.echo("Tailing logs until the job exits (disable with --no-wait):")
+        _say("Tailing logs until the job exits (disable with --no-wait):")
         if _follow(client, job_id) is JobStatus.FAILED:
             sys.exit(1)
 
@@ -131,13 +160,13 @@ def status(client: JobSubmissionClient, job_id: str) -> None:
 @click.argument("job-id")
 def stop(client: JobSubmissionClient, no_wait: bool, job_id: str) -> None:
     """Ask a job to end, and wait until it has."""
-    click.echo(f"Attempting to stop job '{job_id}'")
+    _say(f"Attempting to stop job '{job_id}'")
     client.stop_job(job_id)
     if no_wait:
         return
-    click.echo(f"Waiting for job '{job_id}' to exit (disable with --no-wait):")
+    _say(f"Waiting for job '{job_id}' to exit (disable with --no-wait):")
     while not (found := client.get_job_status(job_id)).is_terminal():
-        click.echo(f"Job has not exited yet. Status: {found}")
+        _say(f"Job has not exited yet. Status: {found}")
         time.sleep(_POLL)
     _print_status(client, job_id)
 
@@ -147,7 +176,7 @@ def stop(client: JobSubmissionClient, no_wait: bool, job_id: str) -> None:
 def delete(client: JobSubmissionClient, job_id: str) -> None:
     """Forget a job that has ended. Its log stays."""
     client.delete_job(job_id)
-    click.echo(f"Job '{job_id}' deleted successfully")
+    _say(f"Job '{job_id}' deleted successfully")
 
 
 @_command
@@ -164,7 +193,7 @@ def logs(client: JobSubmissionClient, follow: bool, job_id: str) -> None:
 @_command
 def list_(client: JobSubmissionClient) -> None:
     """List all jobs."""
-    click.echo(pprint.pformat(client.list_jobs()))
+    _say(pprint.pformat(client.list_jobs()))
 
 
 def _follow(client: JobSubmissionClient, job_id: str) -> JobStatus:
@@ -183,22 +212,33 @@ def _print_status(client: JobSubmissionClient, job_id: str) -> JobStatus:
     if found.status is JobStatus.SUCCEEDED:
         _print_framed(f"Job '{job_id}' succeeded", "green")
     elif found.status is JobStatus.STOPPED:
-        click.secho(f"Job '{job_id}' was stopped", fg="yellow")
+        _say(f"Job '{job_id}' was stopped", fg="yellow")
     else:
         if found.status is JobStatus.FAILED:
             _print_framed(f"Job '{job_id}' failed", "red")
         else:
-            click.echo(f"Status for job '{job_id}': {found.status}")
-        click.echo(f"Status message: {found.message}")
+            _say(f"Status for job '{job_id}': {found.status}")
+        _say(f"Status message: {found.message}")
     return found.status
+
+
+def _say(text: str = "", **style: Any) -> None:
+    """Print a line of this command's own, in the style that `--log-style` asks for."""
+    if click.get_current_context().meta.get(_RECORDS):
+        now = time.time()
+        stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"
+        for line in text.splitlines() or [""]:
+            click.echo(f"{stamp}\tINFO {os.path.basename(__file__)} -- {line}")
+    else:
+        click.secho(text, **style)
 
 
 def _print_framed(text: str, colour: str) -> None:
     line = "-" * len(text)
-    click.echo()
+    _say()
     for one in (line, text, line):
-        click.secho(one, fg=colour)
-    click.echo()
+        _say(one, fg=colour)
+    _say()
 
 
 def _parsed(option: str, text: str | None) -> dict[str, Any] | None:
@@ -214,10 +254,22 @@ def _parsed(option: str, text: str | None) -> dict[str, Any] | None:
     return found
 
 
-def _enter_slurm_job(slurm_job: str) -> NoReturn:
-    """Run this command again on the first node of a Slurm job."""
+def _headers(text: str | None) -> dict[str, Any] | None:
+    """The headers that the option or the variable of Ray's gives."""
+    text = os.environ.get(_HEADERS) if text is None else text
+    return _parsed("headers", text)
+
+
+def _bool_or_path(text: str) -> bool | str:
+    """The value of `--verify`."""
+    return _BOOLS.get(text.lower(), text)
+
+
+def _enter_slurm_job(slurm_job: str, host: str = "") -> NoReturn:
+    """Run this command again on a node of a Slurm job: on a host, or on the first one."""
     if not slurm_job.isdecimal():
         raise click.UsageError(f"--address {_SLURM}{slurm_job}: a job id is needed, as in slurm://4711 (see squeue)")
     for name in ADDRESS_VARIABLES:
         os.environ.pop(name, None)
-    enter_slurm_job(slurm_job, "hpcray.cli.ray", without_options(sys.argv[sys.argv.index("job") :], "--address"))
+    words = without_options(sys.argv[sys.argv.index("job") :], "--address")
+    enter_slurm_job(slurm_job, "hpcray.cli.ray", words, host=host)

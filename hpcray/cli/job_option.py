@@ -10,9 +10,11 @@ from typing import NoReturn
 
 import click
 
-from hpcray.cli.slurm_entry import enter_slurm_job, slurm_jobs_meant
+from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on, slurm_jobs_meant
 from hpcray.common.exceptions import RayError
+from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.platform.config_files import ConfigFileError, file_settings
+from hpcray.platform.host_addresses import parse_cluster_address
 from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -60,11 +62,18 @@ def session_directory(wanted: str) -> str:
     than one job could be meant, it prints them and ends with exit code 2.
     """
     name = wanted.removeprefix(_SLURM)
+    with errors_as_messages(ValueError):
+        parts = parse_cluster_address(wanted)
     try:
+        if parts is not None:
+            return find_cluster(wanted, parts)
         return find_running_job(name)
     except SeveralRunningJobsError as error:
         _end_without_guess(str(error))
     except NoRunningJobError as error:
+        if parts is not None:
+            _enter_job_on(wanted)
+            raise click.ClickException(str(error)) from None
         if name == "auto":
             name = os.environ.get(OWN_SESSION) or os.environ.get(ADDRESS) or "auto"
         found = slurm_jobs_meant(name)
@@ -74,10 +83,21 @@ def session_directory(wanted: str) -> str:
         if found:
             # A name of Slurm's means the only session there; that of a session, or its directory, goes on with it.
             named = [] if name in ("auto", found[0].job_id, found[0].name) else ["--job", name]
-            words = without_options(sys.argv[1:], "--job", "--address")
-            end = words.index("--") if "--" in words else len(words)
-            enter_slurm_job(found[0].job_id, _command_module(), [*words[:end], *named, *words[end:]], found[0])
+            enter_slurm_job(found[0].job_id, _command_module(), _words_with(named), found[0])
         raise click.ClickException(str(error)) from None
+
+
+def _enter_job_on(address: str) -> None:
+    """Run the command again in the Slurm job that has the host of a cluster's address, if there is one."""
+    if found := slurm_job_on(address):
+        enter_slurm_job(found[0], _command_module(), _words_with(["--job", address]), host=found[1])
+
+
+def _words_with(named: Sequence[str]) -> list[str]:
+    """The words of this command line, with another way to name the job."""
+    words = without_options(sys.argv[1:], "--job", "--address")
+    end = words.index("--") if "--" in words else len(words)
+    return [*words[:end], *named, *words[end:]]
 
 
 def parse_sbatch_options(texts: Sequence[str]) -> dict[str, str | bool]:

@@ -12,7 +12,7 @@ from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_o
 from hpcray.common.exceptions import StartupError, SubmitError
 from hpcray.common.launch_config import ExecutorName
 from hpcray.jobs.added_nodes import idle_nodes, remove_nodes, scale
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.runtime.node.join_token import request_join_token
 from hpcray.runtime.node.node_command import node_command

@@ -18,10 +18,10 @@ from hpcray.api import runtime_context
 from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.cli.top_cells import headline
 from hpcray.core.object_store.allocator import format_size
-from hpcray.core.record_replay import replay as replay_core
-from hpcray.platform import metrics_endpoint as node_metrics
-from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
-from hpcray.runtime.diagnostics.wait_graph import show_lines
+from hpcray.diagnostics import metrics_endpoint as node_metrics
+from hpcray.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
+from hpcray.diagnostics.record_replay import replay as replay_core
+from hpcray.diagnostics.wait_graph import show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.job_view import LiveJob

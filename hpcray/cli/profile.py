@@ -10,7 +10,7 @@ import click
 
 from hpcray.cli.job_option import errors_as_messages, job, job_option
 from hpcray.core.object_store.allocator import format_size
-from hpcray.runtime.diagnostics.cluster_query import show_kernel
+from hpcray.diagnostics.cluster_query import show_kernel
 from hpcray.state.profile import (
     FunctionTime,
     JobProfile,

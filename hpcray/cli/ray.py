@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from hpcray.cli import observe
 from hpcray.cli.debug import debug
 from hpcray.cli.job import job
 from hpcray.cli.job_option import check_configuration, job_option, session_directory
+from hpcray.cli.ray_status import health_check, status
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.state.options import StateResource
 from hpcray.util.state import RayStateApiException, StateApiClient
@@ -35,16 +37,19 @@ _MISSING = {
     "dashboard": "hint: hpcray dashboard, ray status, ray list, hpcray metrics",
     "monitor": "hint: ray status",
     "kill-actor": "hint: ray.kill(ray.get_actor(name, namespace)) in a program",
-    "health-check": "hint: ray status",
     "metrics": "hint: hpcray metrics",
 }
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(RAY_VERSION, prog_name="ray")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Ray's command line, for clusters of hpcray. See also: hpcray --help"""
     check_configuration()
+    if address := os.environ.get("RAY_ADDRESS"):
+        named = {"address": address}
+        context.default_map = dict.fromkeys(main.commands, named) | {"logs": dict.fromkeys(logs.commands, named)}
 
 
 @click.command()
@@ -149,7 +154,8 @@ logs.add_command(_cluster_logs())
 for _command in (
     debug,
     job,
-    observe.status,
+    status,
+    health_check,
     observe.memory,
     observe.stack,
     observe.list_,

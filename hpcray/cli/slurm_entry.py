@@ -18,6 +18,8 @@ from typing import NoReturn
 import click
 
 from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
+from hpcray.platform.allocation import expand_nodes
+from hpcray.platform.host_addresses import addresses_of, parse_cluster_address
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import die_with_parent
 
@@ -26,6 +28,8 @@ ENTERED = "HPCRAY_ENTERED_JOB"
 START_TIMEOUT = 30.0
 """Seconds within which Slurm has to start the step."""
 _ADDED = ("hpcray-nodes-", "hpcray-added-")  # batch jobs of nodes that join a job (node_provider, node_command)
+_ADDRESSES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+_MOST_HOSTS = 256  # hosts of a job whose addresses are looked up
 _MOST_ASKED = 16  # jobs that are asked whether they run hpcray
 _STARTED = b"\x1e"  # on standard error: the step has started
 _CHUNK = 1 << 16  # bytes
@@ -66,14 +70,39 @@ def slurm_jobs_meant(name: str) -> list[ActiveJob]:
         return [job for job, runs in zip(asked, threads.map(partial(_runs_session, name), asked), strict=True) if runs]
 
 
-def enter_slurm_job(job_id: str, module: str, words: Sequence[str], found: ActiveJob | None = None) -> NoReturn:
-    """Run the same command on the first node of a Slurm job, where the job's sockets are, and end with its exit code.
+def slurm_job_on(address: str) -> tuple[str, str] | None:
+    """Return the running Slurm job of this user that has the host of a cluster's address, and the node's name.
+
+    The newest one where several share the host. None where there is none, or no Slurm; and for a command that has come
+    to a job's host already.
+
+    Args:
+        address: `H:P`, `http://H:P` or `ray://H:P`.
+    """
+    parts = parse_cluster_address(address)
+    if parts is None or os.environ.get(ENTERED) or shutil.which("srun") is None:
+        return None
+    wanted = {parts.host, parts.host.partition(".")[0], *addresses_of(parts.host)}
+    for job in sorted(active_jobs(), key=lambda job: -job.submitted):
+        if job.state != "RUNNING" or job.name.startswith(_ADDED):
+            continue
+        for node in expand_nodes(job.node_list)[:_MOST_HOSTS]:
+            if not wanted.isdisjoint({node, *addresses_of(node)}):
+                return job.job_id, node
+    return None
+
+
+def enter_slurm_job(
+    job_id: str, module: str, words: Sequence[str], found: ActiveJob | None = None, host: str = ""
+) -> NoReturn:
+    """Run the same command on a node of a Slurm job, where the job's sockets are, and end with its exit code.
 
     Args:
         job_id: Slurm's id.
         module: of the command line.
         words: its arguments.
         found: what is known of the job, for the line that says so.
+        host: the node; "": the first one.
 
     Raises:
         StepStartError: Slurm has not started the step in time.
@@ -85,18 +114,19 @@ def enter_slurm_job(job_id: str, module: str, words: Sequence[str], found: Activ
     command = [sys.executable, "-m", module, *words]
     environ = _environment(job_id)
     if sys.stdin.isatty() and sys.stdout.isatty():
-        os.execvpe("srun", [*_step(job_id), f"--immediate={START_TIMEOUT:.0f}", "--pty", *command], environ)
-    sys.exit(_run_step(job_id, [*_step(job_id), "sh", "-c", _ANNOUNCE, "sh", *command], environ))
+        os.execvpe("srun", [*_step(job_id, host), f"--immediate={START_TIMEOUT:.0f}", "--pty", *command], environ)
+    sys.exit(_run_step(job_id, [*_step(job_id, host), "sh", "-c", _ANNOUNCE, "sh", *command], environ))
 
 
 def _environment(job_id: str) -> dict[str, str]:
     """The variables of the step: those of this shell, but for what it has of another job, and srun's options."""
-    environ = {name: text for name, text in outside_of_job(os.environ).items() if name != "RAY_ADDRESS"}
+    environ = {name: text for name, text in outside_of_job(os.environ).items() if name not in _ADDRESSES}
     return {**environ, ENTERED: job_id}
 
 
-def _step(job_id: str) -> list[str]:
+def _step(job_id: str, host: str = "") -> list[str]:
     line = ["srun", f"--jobid={job_id}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none"]
+    line += [f"--nodelist={host}"] if host else []
     return [*line, "--export=ALL", "--disable-status"]  # Ctrl-C goes to the command at once
 
 

@@ -30,6 +30,8 @@ class LaunchConfig:
             directory.
         tmpdir: node-local directory, with a short path, for session directories and other temporary files; "": the
             batch system's, else the system's.
+        safe_directories: directories of other users that this user trusts, separated by ":": session directories and
+            secrets may lie below them. Those of root and the user's own need no mention.
         network_devices: network devices for MPI and UCX, as `UCX_NET_DEVICES`, which comes first where it is set; "":
             those of the rank's NUMA node, or those that UCX chooses.
     """
@@ -42,6 +44,7 @@ class LaunchConfig:
     constraint: str = ""
     jobs: str = ""
     tmpdir: str = ""
+    safe_directories: str = ""
     network_devices: str = ""
 
     @classmethod

@@ -28,7 +28,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.launch.launch_line import find_mpirun
 from hpcray.platform.config_files import node_config
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import current

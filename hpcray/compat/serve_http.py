@@ -20,7 +20,7 @@ from hpcray.api.session import require_session
 from hpcray.compat.names.authentication import job_secret
 from hpcray.compat.names.network_utils import build_address
 from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.sockets import bind_private
 
 logger = logging.getLogger("ray.serve")

@@ -22,11 +22,11 @@ from hpcray.dashboard.object_sites import by_site, object_rows
 from hpcray.dashboard.slurm_state import job_facts
 from hpcray.dashboard.task_timeline import TaskTimeline
 from hpcray.dashboard.wait_edges import wait_graph
+from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
+from hpcray.diagnostics.wait_graph import WaitGraph
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, stacks
-from hpcray.runtime.diagnostics.wait_graph import WaitGraph
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.job_view import LiveJob
 from hpcray.state.logs import LogError, LogReader

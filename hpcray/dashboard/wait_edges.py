@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from hpcray.runtime.diagnostics.wait_graph import WaitReason
+from hpcray.diagnostics.wait_graph import WaitReason
 
 _MOST = 300  # boxes
 

@@ -14,7 +14,7 @@ from hpcray.experimental import internal_kv, tqdm_ray
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.core_worker import current as running
 from hpcray.runtime.core_worker.object_refs import ObjectRef
-from hpcray.runtime.core_worker.tensor_transports import (
+from hpcray.tensors.tensor_transports import (
     CommunicatorMetadata,
     FetchRequest,
     TensorTransport,
@@ -94,7 +94,7 @@ def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:
     Raises:
         TimeoutError: refs to a value with this tensor are left after `timeout`.
     """
-    from hpcray.runtime.core_worker.device_objects import DeviceObjects  # few programs use it
+    from hpcray.tensors.device_objects import DeviceObjects  # few programs use it
 
     DeviceObjects.of(require_session()).wait_freed(tensor, timeout)
 
@@ -136,7 +136,7 @@ def set_target_device_for_ref(ref: ObjectRef[Any], target_device: str) -> None:
 
 
 def _targets(ref: ObjectRef[Any]) -> Any:
-    from hpcray.runtime.core_worker.read_targets import ReadTargets  # few programs use it
+    from hpcray.tensors.read_targets import ReadTargets  # few programs use it
 
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"{ref!r} is no ObjectRef")

@@ -9,15 +9,6 @@ import enum
 from collections.abc import Sequence
 from typing import Any
 
-from hpcray.dag.class_node import ClassMethodNode
-from hpcray.dag.collective_operation import REDUCTIONS, CollectiveOperation
-from hpcray.dag.constants import (
-    BIND_INDEX_KEY,
-    COLLECTIVE_OPERATION_KEY,
-    IS_CLASS_METHOD_OUTPUT_KEY,
-    PARENT_CLASS_NODE_KEY,
-)
-from hpcray.dag.dag_node import DAGNode
 from hpcray.experimental.collective_groups import (
     CommunicatorHandle,
     create_collective_group,
@@ -25,6 +16,15 @@ from hpcray.experimental.collective_groups import (
     destroy_collective_group,
     get_collective_groups,
 )
+from hpcray.graphs.class_node import ClassMethodNode
+from hpcray.graphs.collective_operation import REDUCTIONS, CollectiveOperation
+from hpcray.graphs.constants import (
+    BIND_INDEX_KEY,
+    COLLECTIVE_OPERATION_KEY,
+    IS_CLASS_METHOD_OUTPUT_KEY,
+    PARENT_CLASS_NODE_KEY,
+)
+from hpcray.graphs.dag_node import DAGNode
 from hpcray.util import collective
 from hpcray.util.collective import ReduceOp
 

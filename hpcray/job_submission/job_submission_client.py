@@ -32,9 +32,9 @@ from hpcray.job_submission.cluster_address import get_address_for_submission_cli
 from hpcray.job_submission.job_details import JobDetails, JobType
 from hpcray.job_submission.job_request import JobSubmitRequest
 from hpcray.job_submission.job_supervisor import JobSupervisor
-from hpcray.platform.runtime_env import IN_PLACE, RuntimeEnv, unsupported_field_error, validated_runtime_env
-from hpcray.platform.runtime_env_setup import package_digest
 from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime_env.runtime_env import IN_PLACE, RuntimeEnv, unsupported_field_error, validated_runtime_env
+from hpcray.runtime_env.runtime_env_setup import package_digest
 from hpcray.state import attached, connected
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.job_table import JobInfo, JobStatus, JobTable

@@ -26,10 +26,10 @@ from hpcray.common.submitted_jobs import (
 from hpcray.job_submission.entrypoint import Entrypoint
 from hpcray.platform.gpu_visibility import gpu_visibility_state
 from hpcray.platform.numa_binding import OMP_NUM_THREADS
-from hpcray.platform.runtime_env import DEFAULT_SETUP_TIMEOUT
-from hpcray.platform.runtime_env_setup import set_up_python, unpack_package
 from hpcray.platform.session_directory import ADDRESS
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime_env.runtime_env import DEFAULT_SETUP_TIMEOUT
+from hpcray.runtime_env.runtime_env_setup import set_up_python, unpack_package
 from hpcray.state.job_table import JobErrorType, JobInfo, JobStatus, JobTable, start_timeout_problem
 
 _STOP_SIGNALS = ("SIGINT", "SIGTERM")

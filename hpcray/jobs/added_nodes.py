@@ -31,7 +31,7 @@ from hpcray.jobs.submission import (
 )
 from hpcray.jobs.submitted_job import default_folder
 from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode

@@ -31,7 +31,17 @@ VARIABLE = "HPCRAY_CONFIG"
 _PARTITIONS = "partitions"
 _PARTITION_VARIABLES = ("SLURM_JOB_PARTITION", "PBS_QUEUE")
 _PATHS = frozenset(
-    {"checkpoint_dir", "jobs", "journal_dir", "log_dir", "metrics_export", "mpirun", "spill_dir", "tmpdir"}
+    {
+        "checkpoint_dir",
+        "jobs",
+        "journal_dir",
+        "log_dir",
+        "metrics_export",
+        "mpirun",
+        "safe_directories",
+        "spill_dir",
+        "tmpdir",
+    }
 )
 _SIMILARITY = 0.6
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")

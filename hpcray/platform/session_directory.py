@@ -1,6 +1,6 @@
 """Session directories: where the sockets, the lock and the description of one node of one job live.
 
-    <tmp>/hpcray-<uid>/            0700, one per user and machine
+    <tmp>/hpcray-<uid>/            0700, one per user and machine; <tmp> is ~/.hpcray/tmp/<host> where no other is safe
         <8 hex>/                   0700, one per node of a job
             lock                   flock held by the raylet and its fork server: the node is alive while it is held
             r.s  <number>.s        Unix sockets of the raylet and of the processes
@@ -9,7 +9,8 @@
 A directory whose lock is free belongs to a dead node; the next node that starts removes it.
 
 All users share temporary directories: only files that this user owns are trusted. A name that another user has taken is
-an error when a node starts, and is skipped when nodes are listed.
+an error when a node starts and HPCRAY_TMPDIR names its directory, and is passed over else; when nodes are listed, it is
+skipped.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import shlex
 import shutil
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -30,7 +32,15 @@ import msgspec
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import configured_environment
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import (
+    CLOSED,
+    SAFE_DIRECTORIES,
+    exposed_directory,
+    make_private_directory,
+    open_private_file,
+    read_private_file,
+    write_private_file,
+)
 
 ADDRESS = "HPCRAY_ADDRESS"
 """Variable with the session directory of a node of the job that `init()` joins; the programs of a launcher have it, and
@@ -39,6 +49,9 @@ OWN_SESSION = "HPCRAY_SESSION"
 """Variable with the session directory of the node that this program has started or joined, and of that of a worker.
 Commands, and `init(address="auto")`, that they start look there; `init()` there starts a job of its own, as in Ray."""
 RAYLET_SOCKET = "r.s"
+_TMPDIR = "HPCRAY_TMPDIR"
+_SYSTEM_TMP = "/tmp"
+_HOME, _IN_HOME = "HOME", ".hpcray/tmp"
 _LOCK = "lock"
 _MAX_ROOT_TRIES = 100
 _INFO = "info.json"
@@ -104,7 +117,10 @@ class SessionDirectory:
         Raises:
             SessionError: no temporary directory is usable.
         """
-        root = session_root(os.environ if environ is None else environ)
+        root, passed_over = _choose_root(os.environ if environ is None else environ)
+        if passed_over:
+            print(f"hpcray: session directories are in {root}: {passed_over}", file=sys.stderr)
+            _make_parent(root)
         with _locked_root(root):
             _sweep(root)
             while True:
@@ -114,7 +130,7 @@ class SessionDirectory:
                     break
                 except FileExistsError:
                     continue
-            lock_fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock_fd = open_private_file(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT, CLOSED)
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return cls(path, lock_fd)
 
@@ -149,19 +165,62 @@ class SessionDirectory:
 
 
 def session_root(environ: Mapping[str, str]) -> str:
-    """The user's directory of session directories: the first temporary directory whose path is short enough.
+    """The user's directory of session directories: in the first temporary directory whose path is short enough, and
+    where no other user could exchange it; at last in the user's home.
 
     Raises:
         ValueError: a configuration file is not valid.
     """
+    return _choose_root(environ)[0]
+
+
+def _choose_root(environ: Mapping[str, str]) -> tuple[str, str]:
+    """The root, and why it is not in the directory that variables name, "" if it is."""
+    passed_over = ""
+    for variable, root in _possible_roots(environ):
+        parent = os.path.dirname(root)
+        exposed = exposed_directory(parent)
+        if variable == _TMPDIR and (exposed is None or exposed.path == os.path.realpath(parent)):
+            return root, ""  # it is used as the user says, or refused
+        problem = str(exposed or _taken(root))
+        if not problem:
+            return root, passed_over
+        passed_over = passed_over or problem
+    return os.path.join(_SYSTEM_TMP, f"hpcray-{os.getuid()}"), ""  # is refused
+
+
+def _taken(root: str) -> str:
+    """The reason why the name of the root is not free for this user; "" if it is."""
+    try:
+        owner = os.stat(root, follow_symlinks=False).st_uid
+    except OSError:
+        return ""
+    return "" if owner == os.getuid() else f"{root} belongs to uid {owner}; hint: set {_TMPDIR} to a directory of yours"
+
+
+def _make_parent(root: str) -> None:
+    parent = os.path.dirname(root)
+    if not os.path.isdir(parent):
+        try:
+            make_private_directory(parent, ancestors=True)
+        except OSError as error:
+            raise SessionError(f"cannot use {parent}: {error}; hint: set {_TMPDIR} to a directory of yours") from error
+
+
+def _possible_roots(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The roots that there may be, by the variables that name their directories, in their order."""
     environ = configured_environment(environ)
     name = f"hpcray-{os.getuid()}"
     tail = len(f"/{name}/01234567/{_LONGEST_SOCKET_NAME}")
-    for variable in ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR"):
+    for variable in (_TMPDIR, "SLURM_TMPDIR", "TMPDIR"):
         tmp = environ.get(variable, "")
         if tmp and os.path.isdir(tmp) and len(os.fsencode(os.path.abspath(tmp))) + tail <= _MAX_SOCKET_PATH:
-            return os.path.join(os.path.abspath(tmp), name)
-    return os.path.join("/tmp", name)
+            yield variable, os.path.join(os.path.abspath(tmp), name)
+    yield "", os.path.join(_SYSTEM_TMP, name)
+    # Nodes may share a home: one must not take the sessions of another, whose locks it may not see, for dead ones.
+    home = os.path.join(os.path.expanduser("~"), _IN_HOME, socket.gethostname().partition(".")[0])
+    if os.path.isabs(home) and len(os.fsencode(home)) + tail <= _MAX_SOCKET_PATH:
+        yield _HOME, os.path.join(home, name)
 
 
 def remove_session_directory(path: str) -> None:
@@ -179,10 +238,9 @@ def remove_session_directory(path: str) -> None:
 
 def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]:
     """The ready nodes of this user on this machine; the job started last comes first, in it the lowest node."""
-    root = session_root(os.environ if environ is None else environ)
-    if not _is_private(root, follow=False):
-        return []
-    found = [info for path in _sessions(root) if (info := _read_info(path)) and _is_live(path)]
+    roots = dict.fromkeys(root for _, root in _possible_roots(os.environ if environ is None else environ))
+    private = [root for root in roots if _is_private(root, follow=False) and not exposed_directory(root)]
+    found = [info for root in private for path in _sessions(root) if (info := _read_info(path)) and _is_live(path)]
     newest: dict[str, float] = {}
     for info in found:
         newest[info.session] = max(newest.get(info.session, 0.0), info.started)
@@ -202,6 +260,8 @@ def read_session(path: str) -> SessionInfo:
             f"{stat.S_IMODE(state.st_mode):o}, yours would be uid {os.getuid()} and 700; hint: a job can be joined by "
             "the user who started it, and by nobody else"
         )
+    if problem := exposed_directory(path):
+        raise SessionError(f"{path} is not used: {problem}")
     info = _read_info(path)
     if info is None or not _is_live(path):
         raise SessionError(
@@ -215,8 +275,11 @@ def _locked_root(root: str) -> Iterator[None]:
     """Context manager that holds the lock of the user's root directory, made if necessary. Cleaning up and making are
     serialized."""
     parent = os.path.dirname(root)
-    if why := _not_ours_to_trust(parent):
-        raise SessionError(f"{parent} {why}; hint: set HPCRAY_TMPDIR to a directory of yours")
+    if problem := exposed_directory(parent):
+        also = f"{SAFE_DIRECTORIES}={problem.path} trusts it"
+        raise SessionError(
+            f"{problem.path} {problem.why}; hint: set HPCRAY_TMPDIR to a directory of yours, or {also}, if you do"
+        )
     tries = iter(range(_MAX_ROOT_TRIES))
     while True:
         try:
@@ -250,32 +313,6 @@ def _locked_root(root: str) -> Iterator[None]:
             os.close(fd)
 
 
-def _not_ours_to_trust(directory: str) -> str:
-    """The reason why other users could replace a directory of ours below this one; "" if they cannot."""
-    try:
-        state = os.stat(directory)
-    except OSError:
-        return ""  # its use raises the error
-    if state.st_uid not in (0, os.getuid()) and not _is_outside(state.st_uid):
-        return f"belongs to uid {state.st_uid}, who could put anything in the place of the session directory"
-    if state.st_mode & stat.S_IWOTH and not state.st_mode & stat.S_ISVTX:
-        return "can be written by everybody and has no sticky bit: anybody could exchange the session directory"
-    return ""
-
-
-def _is_outside(uid: int) -> bool:
-    """True if the uid stands for all users that this user namespace (of a container) does not map, the host's root
-    among them."""
-    try:
-        with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
-            overflow = int(file.read())
-        with open("/proc/self/uid_map", encoding="ascii") as file:
-            ranges = [tuple(map(int, line.split())) for line in file]
-    except (OSError, ValueError):
-        return False
-    return uid == overflow and not any(first <= uid < first + count for first, _, count in ranges)
-
-
 def _is_private(path: str, follow: bool) -> bool:
     """True if `path` is a directory of this user that no other user can read."""
     try:
@@ -293,11 +330,6 @@ def _command_line_of_parent() -> list[str]:
     except OSError:
         return []
     return [word.decode(errors="replace") for word in words]
-
-
-def _private(path: str, flags: int) -> int:
-    """Opener of files with mode 0600."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
 def _is_same_file(fd: int, path: str) -> bool:
@@ -325,7 +357,7 @@ def _sessions(root: str) -> list[str]:
 
 def _is_live(path: str) -> bool:
     try:
-        fd = os.open(os.path.join(path, _LOCK), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        fd = open_private_file(os.path.join(path, _LOCK), os.O_RDWR, CLOSED)
     except OSError as error:
         return error.errno not in (errno.ENOENT, errno.ENOTDIR)
     try:
@@ -339,9 +371,6 @@ def _is_live(path: str) -> bool:
 
 def _read_info(path: str) -> SessionInfo | None:
     try:
-        with open(os.path.join(path, _INFO), "rb", opener=_private) as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            return msgspec.json.decode(file.read(), type=SessionInfo)
+        return msgspec.json.decode(read_private_file(os.path.join(path, _INFO), CLOSED), type=SessionInfo)
     except (OSError, msgspec.MsgspecError):
         return None

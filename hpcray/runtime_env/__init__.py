@@ -1,5 +1,5 @@
 """`ray.runtime_env`: the environment of a job, task or actor."""
 
-from hpcray.platform.runtime_env import RuntimeEnv, RuntimeEnvConfig
+from hpcray.runtime_env.runtime_env import RuntimeEnv, RuntimeEnvConfig
 
 __all__ = ["RuntimeEnv", "RuntimeEnvConfig"]

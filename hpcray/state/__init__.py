@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
+from hpcray.diagnostics.introspection import ObjectInventory
+from hpcray.processes.bootstrap import enter
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
-from hpcray.runtime.diagnostics.introspection import ObjectInventory
-from hpcray.runtime.node.bootstrap import enter
 from hpcray.runtime.node.options import NodeOptions
 
 _TIMELINE_TIMEOUT = 30.0  # seconds that a worker may take to answer

@@ -14,10 +14,10 @@ import msgspec
 from hpcray.common.ids import raylet_of, show_proc
 from hpcray.common.log_names import FIRST_JOB
 from hpcray.common.resources import JOB_FIELD
-from hpcray.platform.runtime_env import RUNTIME_ENV_VARIABLE
+from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.protocol.messages import JobInfo as DriverJob
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
+from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
 from hpcray.state.job_table import JobInfo, JobTable
 from hpcray.state.options import Filter, check_filters
 from hpcray.state.schemas import (

@@ -7,8 +7,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from hpcray.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery
 
 KEY, NAMESPACE = "RAY_PDB_", "ray_pdb"
 """Ray's names of the breakpoints that wait, in the key-value store."""

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.log_names import parse_worker_log_name
+from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, stacks
 from hpcray.state.overview import JobOverview, JobUse
 from hpcray.state.reports import show_stacks
 

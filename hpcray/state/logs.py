@@ -11,8 +11,8 @@ from typing import Any
 from hpcray.common.ids import raylet_of
 from hpcray.common.log_names import LOG_PIECE, parse_worker_log_name
 from hpcray.common.submitted_jobs import JOB_LOGS_PATH_TEMPLATE
+from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ClusterRoster
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.job_table import JobTable
 from hpcray.state.options import DEFAULT_LOG_LIMIT, GetLogOptions

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from hpcray.platform.metrics_endpoint import METRICS_SOCKET, MetricsEndpoint, metrics_text, read_metrics
+from hpcray.diagnostics.metrics_endpoint import METRICS_SOCKET, MetricsEndpoint, metrics_text, read_metrics
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.node_metrics import common_labels, own_metrics
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcray.common.figures import upper_bound
-from hpcray.platform.metrics_endpoint import COUNTER, GAUGE, HISTOGRAM, MetricRow
+from hpcray.diagnostics.metrics_endpoint import COUNTER, GAUGE, HISTOGRAM, MetricRow
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.overview import FunctionUse, JobOverview, NodeUse
 

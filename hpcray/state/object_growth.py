@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hpcray.diagnostics.cluster_query import ClusterQuery
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 
 _MOST_OBJECTS = 100_000
 """Objects that one process lists, at most."""

@@ -10,9 +10,9 @@ from typing import Any
 from hpcray.common.figures import FunctionRow, quantile
 from hpcray.common.ids import raylet_of
 from hpcray.core.raylet.figures_gathering import FIGURES
+from hpcray.diagnostics.cluster_query import ClusterQuery
 from hpcray.platform.session_directory import read_session
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 
 _MORE = 1.0
 """Seconds that the answer may be under way, beyond those that the nodes may take."""

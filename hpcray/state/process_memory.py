@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from hpcray.diagnostics.cluster_query import ClusterQuery
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 
 
 def largest_processes(process: CoreWorker, limit: int, timeout: float) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from typing import Any
 
 from hpcray.common.ids import show_proc
 from hpcray.core.object_store.allocator import format_size
+from hpcray.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, ProcessInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, ProcessInfo
 
 Frame = tuple[str, int, str]
 """(file, line, function): the line of a function is its first; in a profile of memory functions are not known: ""."""

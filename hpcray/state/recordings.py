@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from hpcray.common.ids import raylet_of, show_proc
-from hpcray.core.record_replay import Record, Replay
-from hpcray.runtime.diagnostics.cluster_query import ATTACHED, ClusterQuery
+from hpcray.diagnostics.cluster_query import ATTACHED, ClusterQuery
+from hpcray.diagnostics.record_replay import Record, Replay
 
 _FORMAT = "hpcray record 1"
 

@@ -20,8 +20,8 @@ from rich.text import Text
 
 from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.core.object_store.allocator import format_size
+from hpcray.diagnostics.cluster_query import show_kernel
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users
-from hpcray.runtime.diagnostics.cluster_query import show_kernel
 from hpcray.state.schemas import ActorState, JobState, NodeState, StateSchema, TaskState, WorkerState
 
 MOST_GROUPS = 20  # placement groups that `hpcray status` lists one by one

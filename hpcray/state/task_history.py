@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcray.common.ids import owner_of
-from hpcray.runtime.diagnostics import object_status
-from hpcray.runtime.diagnostics.cluster_query import ClusterRoster, ProcessInfo
+from hpcray.diagnostics import object_status
+from hpcray.diagnostics.cluster_query import ClusterRoster, ProcessInfo
 from hpcray.state.schemas import TaskState
 from hpcray.state.summaries import DRIVER_TASK_ID_PREFIX
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from hpcray.common.ids import FIRST_RETURN, OBJECT_BYTES
+from hpcray.diagnostics.wait_graph import WaitGraph, WaitReason
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.wait_graph import WaitGraph, WaitReason
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.schemas import ActorState, TaskState
 

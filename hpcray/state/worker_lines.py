@@ -11,9 +11,9 @@ from typing import Any
 from hpcray.common.ids import raylet_of
 from hpcray.common.log_names import parse_worker_log_name, split_rotation
 from hpcray.core.core_worker.output_lines import OutputLines
+from hpcray.diagnostics.cluster_query import ClusterQuery
 from hpcray.protocol.messages import WorkerOutput
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 
 _PERIOD = 0.5
 """Seconds between two looks at the files."""

@@ -1,6 +1,6 @@
 """Counters, gauges and histograms of a program: `ray.util.metrics`.
 
-`hpcray metrics` shows them, and Prometheus can scrape them (see `hpcray.platform.metrics_endpoint`).
+`hpcray metrics` shows them, and Prometheus can scrape them (see `hpcray.diagnostics.metrics_endpoint`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import warnings
 from functools import partial
 from typing import Any
 
-from hpcray.platform.metrics_endpoint import COUNTER, GAUGE, HISTOGRAM, MetricRow, MetricsEndpoint, write_metrics
+from hpcray.diagnostics.metrics_endpoint import COUNTER, GAUGE, HISTOGRAM, MetricRow, MetricsEndpoint, write_metrics
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.state.node_metrics import common_labels, own_metrics
 

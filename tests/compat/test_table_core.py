@@ -84,7 +84,7 @@ def test_init_accepts_the_keywords_of_ray(tmp_path: Path) -> None:
 
 
 def _fresh_init(address: str) -> None:
-    from hpcray.runtime.node.bootstrap import enter
+    from hpcray.processes.bootstrap import enter
     from hpcray.runtime.node.options import NodeOptions
 
     enter(address, NodeOptions())

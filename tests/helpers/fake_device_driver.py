@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcray.platform.device_driver import DeviceDriverError, DeviceMemory
+from hpcray.tensors.device_driver import DeviceDriverError, DeviceMemory
 
 SEGMENT = 1 << 20
 """Bytes of an allocation; tensors are parts of it, as with PyTorch's caching allocator."""

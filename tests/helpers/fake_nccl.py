@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from hpcray.util.collective import nccl_library
-from hpcray.util.collective.nccl_library import DATA_TYPES, IN_PROGRESS, SUCCESS
+from hpcray.tensors import nccl_library
+from hpcray.tensors.nccl_library import DATA_TYPES, IN_PROGRESS, SUCCESS
 
 _PATIENCE = 0.5
 """Seconds after which an operation is taken for one that hangs."""

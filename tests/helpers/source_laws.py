@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 from helpers.jobs import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 PUBLIC_METHODS, FUNCTION_LINES, FILE_LINES = 30, 60, 800
 FIRST_WORDS = frozenset(
@@ -39,12 +45,25 @@ class Source:
         parts = self.path.split("/")[:-1]
         return ".".join(parts[:2] if parts[:1] in (["core"], ["runtime"]) else parts[:1])
 
+    @property
+    def is_core(self) -> bool:
+        """True for a state machine: those of the kernel, and those that the contract on purity names in features."""
+        return self.path.startswith("core/") or self.path in _cores_of_features()
+
     @cached_property
     def nodes(self) -> list[ast.AST]:
         return list(ast.walk(self.tree))
 
     def classes(self) -> Iterator[ast.ClassDef]:
         return (node for node in self.nodes if isinstance(node, ast.ClassDef))
+
+
+@cache
+def _cores_of_features() -> frozenset[str]:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (purity,) = (contract for contract in contracts if contract["id"] == "purity")
+    names = [name.removeprefix("hpcray.") for name in purity["source_modules"]]
+    return frozenset(f"{name.replace('.', '/')}.py" for name in names if name != "core")
 
 
 def parse(path: str, text: str) -> Source:
@@ -107,7 +126,7 @@ def _stores(node: ast.AST) -> Iterator[ast.Attribute]:
 
 def core_writes(source: Source) -> Iterator[str]:
     """Stores, outside the cores, to a field of what a variable or attribute of `CORE_NAMES` holds."""
-    if source.path.startswith("core/"):
+    if source.is_core:
         return
     for node in source.nodes:
         for attribute in _stores(node):

@@ -34,8 +34,8 @@ LENGTH = 16 << 20
 class Holder:
     def __init__(self, directory, number):
         from helpers.fake_device_driver import FakeDeviceDriver
-        from hpcray.core.core_worker import tensor_pulls
-        from hpcray.runtime.core_worker import device_memory
+        from hpcray.tensors import tensor_pulls
+        from hpcray.tensors import device_memory
         tensor_pulls.TRIAL_TIME = 20.0
         device_memory.running_kernel = lambda: f"host {number}"
         self.driver = FakeDeviceDriver(directory, visible=(f"gpu-{number}",))

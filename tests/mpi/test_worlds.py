@@ -66,7 +66,7 @@ WORLDS = """\
 import os, signal, subprocess, sys, time
 import numpy as np
 import hpcray as ray
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.session_directory import live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.runtime.node.join_token import request_join_token

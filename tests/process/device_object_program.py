@@ -30,7 +30,7 @@ from hpcray.actor import exit_actor
 from hpcray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
 from hpcray.platform.process_tree import become_subreaper, descendants
 from hpcray.platform.session_directory import live_sessions
-from hpcray.runtime.core_worker.device_memory import find_driver
+from hpcray.tensors.device_memory import find_driver
 
 LENGTHS = (4, 60_000)
 """Elements of a tensor: some in a message, some in the store."""

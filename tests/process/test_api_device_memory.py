@@ -29,8 +29,7 @@ class Holder:
     def __init__(self, directory: str, visible: tuple[str, ...] = ("gpu-0",)) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.core.core_worker import device_mappings
-        from hpcray.runtime.core_worker import device_memory
+        from hpcray.tensors import device_mappings, device_memory
 
         device_mappings.IDLE_TIME = 0.3
         device_memory._EXPIRE_INTERVAL = 0.1

@@ -39,8 +39,7 @@ class Holder:
     def __init__(self, directory: str, *visible: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.core.core_worker import tensor_pieces
-        from hpcray.runtime.core_worker import device_memory, device_pieces
+        from hpcray.tensors import device_memory, device_pieces, tensor_pieces
 
         tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         self.driver = FakeDeviceDriver(directory, visible=visible)
@@ -96,7 +95,7 @@ class Holder:
         return {f"layer.{number}": self.driver.tensor(250, float(number)) for number in range(count)}
 
     def announce_less(self) -> None:
-        from hpcray.runtime.core_worker import device_pieces
+        from hpcray.tensors import device_pieces
 
         device_pieces._ANNOUNCED_SIZE = 10_000
 

@@ -31,8 +31,7 @@ class Holder:
     def __init__(self, directory: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.core.core_worker import device_mappings, tensor_pieces
-        from hpcray.runtime.core_worker import device_memory, device_pieces
+        from hpcray.tensors import device_mappings, device_memory, device_pieces, tensor_pieces
 
         tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         device_mappings.IDLE_TIME = 0.3

@@ -57,8 +57,7 @@ class Holder:
     def __init__(self, directory: str, host: str, *visible: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.core.core_worker import tensor_pieces, tensor_pulls
-        from hpcray.runtime.core_worker import device_memory, device_pieces
+        from hpcray.tensors import device_memory, device_pieces, tensor_pieces, tensor_pulls
 
         tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         tensor_pulls.TRIAL_TIME = 10.0

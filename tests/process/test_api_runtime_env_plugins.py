@@ -8,7 +8,7 @@ import os
 import pytest
 from engine import exceptions, hpcray_only, ray, start
 
-from hpcray.platform.runtime_env_plugin import RuntimeEnvPlugin, RuntimeEnvPluginManager
+from hpcray.runtime_env.runtime_env_plugin import RuntimeEnvPlugin, RuntimeEnvPluginManager
 
 pytestmark = hpcray_only
 

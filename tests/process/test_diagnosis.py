@@ -20,9 +20,9 @@ from engine import PATIENCE, ROOT, Marks, eventually, hpcray_only, ray
 
 from hpcray.cli.observe import stack as stack_command
 from hpcray.cli.observe import why as why_command
+from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
+from hpcray.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.runtime.core_worker.core_worker import need_process
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, stacks
-from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2, "get_report_after": 0.4}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from engine import PATIENCE, eventually, exceptions, exit_actor, hpcray_only, ray, start
 
-from hpcray.core.core_worker.tensor_pieces import PIECED_SIZE
 from hpcray.runtime.core_worker.core_worker import current
+from hpcray.tensors.tensor_pieces import PIECED_SIZE
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.session_directory import SessionInfo, live_sessions
 from hpcray.runtime.node.join_token import request_join_token
 

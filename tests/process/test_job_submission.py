@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,9 @@ from pathlib import Path
 import pytest
 from engine import ROOT, alive, eventually, ray
 
-from hpcray.job_submission import DriverInfo, JobDetails, JobStatus, JobSubmissionClient, JobType
+from hpcray.job_submission import DriverInfo, JobDetails, JobStatus, JobSubmissionClient, JobType, cluster_address
+from hpcray.platform.host_addresses import is_this_host
+from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.util.state import get_log, list_jobs
 
@@ -277,9 +280,10 @@ print(hpcray.get(hpcray.remote(lambda: 6 * 7).remote()))
 
 def test_addresses(client, monkeypatch):
     own = ray.get_runtime_context().gcs_address
-    for address in (None, "auto", own, "http://127.0.0.1:8265", "http://localhost:8265/", "127.0.0.1:8265"):
+    forms = (None, "auto", own, "http://127.0.0.1:8265", "http://localhost:8265/", "127.0.0.1:8265")
+    for address in (*forms, "ray://127.0.0.1:10001", f"https://{socket.gethostname()}:8265", "127.0.0.5:6379"):
         assert JobSubmissionClient(address).get_address() == own
-    for address in ("http://elsewhere.example:8265", "ray://127.0.0.1:10001", "/no/such/session"):
+    for address in ("http://elsewhere.example:8265", "http://192.0.2.199:8265", "/no/such/session"):
         with pytest.raises(ConnectionError):
             JobSubmissionClient(address)
     with pytest.raises(ValueError, match="not valid"):
@@ -287,6 +291,23 @@ def test_addresses(client, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "/no/such/session")
     with pytest.raises(ConnectionError):
         JobSubmissionClient(own)
+
+
+def test_an_address_of_another_interface_is_known_by_the_heads_host(monkeypatch):
+    """A node of the cluster that is not the head knows one address of each node; of others it asks the head's host."""
+    monkeypatch.setattr(cluster_address, "is_this_host", _is_nowhere)
+    monkeypatch.setattr(cluster_address, "addresses_of", lambda name: [name])
+    process = current.process
+    assert process is not None
+    assert cluster_address._has_host(process, ray.nodes()[0]["NodeManagerAddress"])
+    assert cluster_address._has_host(process, socket.gethostname().upper())
+    monkeypatch.setattr(cluster_address, "is_this_host", is_this_host)  # as the head's host has it
+    assert cluster_address._has_host(process, "127.0.0.77")
+    assert not cluster_address._has_host(process, "192.0.2.199")
+
+
+def _is_nowhere(name: str) -> bool:
+    raise AssertionError(f"{name}: a task has asked without need")
 
 
 def test_a_url_stands_for_the_only_cluster(tmp_path: Path):

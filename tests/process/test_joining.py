@@ -23,7 +23,7 @@ from hpcray import cluster, mpi
 from hpcray.common.exceptions import StartupError, SubmitError, TaskUnschedulableError
 from hpcray.jobs import added_nodes
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import descendants
 from hpcray.platform.session_directory import live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import need_process

@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from engine import PATIENCE, Marks, eventually, hpcray_only, ray
 
 from hpcray.cli.profile import profile as profile_command
+from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
 from hpcray.runtime.core_worker.core_worker import need_process
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, stacks
 from hpcray.state.profile import JobProfile, JobProfiler, ProcessProfile, ProfileError, ProfileRequest
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]

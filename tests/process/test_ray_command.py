@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -85,13 +86,90 @@ def test_what_has_no_meaning_here_says_what_has(command: Command, name: str) -> 
 
 def test_the_other_commands_are_hpcrays(command: Command, tmp_path: Path) -> None:
     assert command("--version").stdout == "ray, version 2.60.0\n"
-    assert "CPU" in command("status").stdout
     (node,) = json.loads(command("list", "nodes", "--format", "json").stdout)
     assert json.loads(command("get", "nodes", node["node_id"]).stdout)["state"] == "ALIVE"
     missing = command("get", "actors", "00")
     assert missing.returncode == 1 and "not found" in missing.stderr
     trace = tmp_path / "trace.json"
     assert command("timeline", str(trace)).returncode == 0 and trace.exists()
+
+
+def test_status_is_rays_text_and_hpcrays_stays_a_table(command: Command, cluster: str) -> None:
+    (node,) = json.loads(command("list", "nodes", "--format", "json").stdout)
+    for words in (["status"], ["status", "--address", "127.0.0.1:6379"], ["status", "--address", cluster]):
+        lines = command(*words).stdout.splitlines()
+        assert lines[0].startswith("======== Autoscaler status: ") and lines[0].endswith(" ========")
+        assert lines[1:5] == ["Node status", "-" * len(lines[0]), "Active:", f" 1 node_{node['node_id']}"]
+        assert any(line.startswith(" 0.0/") and line.endswith(" CPU") for line in lines)
+    assert "GCS request time: " in command("status", "-v").stdout
+    table = [sys.executable, "-m", "hpcray.cli", "status", "--job", cluster]
+    assert "node 0 " in subprocess.run(table, capture_output=True, text=True, check=True).stdout
+
+
+def test_health_is_an_exit_code(command: Command, tmp_path: Path) -> None:
+    def code(*words: str, **env: str) -> int:
+        return command("health-check", *words, **env).returncode
+
+    assert code() == code("--address", "localhost:6379") == code("--component", "ray_client_server") == 0
+    assert code("--skip-version-check") == 0
+    assert code("--component", "serve_of_old") == 1
+    assert code(HPCRAY_ADDRESS="", HPCRAY_TMPDIR=str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("name", ["status", "health-check"])
+def test_without_a_cluster_the_answer_is_1_and_no_step_of_slurm_is_started(
+    command: Command, tmp_path: Path, name: str
+) -> None:
+    """Scripts ask until there is one; in an allocation each step for that took five seconds."""
+    srun = tmp_path / "srun"
+    srun.write_text(f"#!/bin/sh\ntouch {tmp_path}/called\nsleep 60\n")
+    srun.chmod(0o755)
+    (tmp_path / "squeue").symlink_to(srun)
+    nowhere = {"HPCRAY_ADDRESS": "", "HPCRAY_TMPDIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    nowhere["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    for words in ([name], [name, "--address", "auto"], [name, "--address", "192.0.2.199:6379"]):
+        done = command(*words, **nowhere)
+        assert done.returncode == 1 and "Could not find any running Ray instance" in done.stderr
+        assert "Traceback" not in done.stderr and not done.stdout
+    done = command(name, RAY_ADDRESS="127.0.0.1:6379", **nowhere)
+    assert done.returncode == 1 and "127.0.0.1:6379" in done.stderr
+    assert not (tmp_path / "called").exists()
+
+
+def test_ray_address_names_the_cluster_for_all_commands(command: Command, cluster: str) -> None:
+    for address in ("127.0.0.1:6379", "http://localhost:8265", cluster):
+        for words in (["list", "nodes"], ["logs"], ["status"], ["memory"]):
+            assert command(*words, RAY_ADDRESS=address).returncode == 0, (address, words)
+    elsewhere = command("list", "nodes", RAY_ADDRESS="http://192.0.2.199:8265")
+    assert elsewhere.returncode == 1 and "192.0.2.199" in elsewhere.stderr
+    # An option comes first, but for the commands about jobs, where the variable replaces it as in Ray.
+    assert command("list", "nodes", "--address", cluster, RAY_ADDRESS="http://192.0.2.199:8265").returncode == 0
+    assert command("job", "list", "--address", cluster, RAY_ADDRESS="http://192.0.2.199:8265").returncode == 1
+
+
+def test_all_options_of_rays_job_commands_are_taken(command: Command) -> None:
+    common = ["-v", "--verbose", "--log-style", "pretty", "--log-color", "false", "--verify", "false"]
+    common += ["--headers", '{"Authorization": "Bearer x"}']
+    done = command(
+        "job", "submit", *common, "--submission-id", "all-options", "--entrypoint-num-cpus", "1",
+        "--entrypoint-num-gpus", "0", "--entrypoint-memory", "1000000", "--entrypoint-resources", "{}",
+        "--entrypoint-label-selector", "{}", "--metadata-json", "{}", "--runtime-env-json", "{}", "--", "true",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    for name in ("status", "logs", "stop", "delete"):
+        assert command("job", name, *common, "all-options").returncode == 0, name
+    assert command("job", "list", *common).returncode == 0
+    assert command("job", "list", "--headers", "no JSON").returncode == 2
+    assert command("job", "list", "--log-style", "wild").returncode == 2
+
+
+def test_lines_of_the_record_style_have_their_time(command: Command) -> None:
+    done = command("job", "submit", "--log-style=record", "--log-color=true", "--", "echo", "said by the job")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    own = [line for line in lines if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}\tINFO job\.py -- ", line)]
+    assert "said by the job" in lines and any("succeeded" in line for line in own)
+    assert all(line in own for line in lines if "ray job " in line or "submitted successfully" in line)
 
 
 def test_without_a_cluster_the_error_says_where_to_run(command: Command, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from helpers.leaks import LeakCheck, wait_until
 
 from hpcray.common.ids import NIL_PROC, make_proc, number_of, raylet_of
 from hpcray.common.resources import UNIT
+from hpcray.processes.bootstrap import NodeChild
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import FrameReader, pack
-from hpcray.runtime.node.bootstrap import NodeChild
 from hpcray.runtime.node.options import NodeOptions
 
 RAYLET = raylet_of(0)

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from engine import PATIENCE, hpcray_only, ray
 
 from hpcray.cli import observe
-from hpcray.core import record_replay
-from hpcray.core.record_replay import Input, Recorder, replay
+from hpcray.diagnostics import record_replay
+from hpcray.diagnostics.cluster_query import ClusterQuery
+from hpcray.diagnostics.record_replay import Input, Recorder, replay
 from hpcray.runtime.core_worker.core_worker import need_process
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery
 from hpcray.state import recordings
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]

@@ -20,12 +20,12 @@ from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
 import hpcray as ray
 from hpcray.common.exceptions import RaySystemError
 from hpcray.common.ids import NIL_PROC, make_proc, raylet_of
+from hpcray.diagnostics.introspection import ObjectInventory
 from hpcray.platform.session_directory import SessionDirectory, live_sessions
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import pack
 from hpcray.runtime.core_worker.core_worker import connect
 from hpcray.runtime.core_worker.io_engine import IoEngine
-from hpcray.runtime.diagnostics.introspection import ObjectInventory
 
 # Opens everything it is given, as files, directories and sockets; prints what it could.
 BURGLAR = """\

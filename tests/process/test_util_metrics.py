@@ -9,7 +9,7 @@ import sys
 import pytest
 from engine import eventually, hpcray_only, ray
 
-from hpcray.platform.metrics_endpoint import read_metrics
+from hpcray.diagnostics.metrics_endpoint import read_metrics
 from hpcray.util.metrics import Counter, Gauge
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from engine import PATIENCE, eventually, hpcray_only, ray
 
+from hpcray.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.runtime.core_worker.core_worker import need_process
-from hpcray.runtime.diagnostics.wait_graph import WaitGraph, show_lines
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 2}

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from ownership_world import World
 
-from hpcray.core import record_replay
 from hpcray.core.core_worker.kept_copies import KeptCopies
 from hpcray.core.core_worker.lineage import Lineage, Replication
 from hpcray.core.core_worker.object_pins import ObjectPins
@@ -16,7 +15,8 @@ from hpcray.core.core_worker.object_recovery import ObjectRecovery
 from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.core.core_worker.value_hints import ValueHints
-from hpcray.core.record_replay import Record, Recorder, inputs_of, record_table, replay
+from hpcray.diagnostics import record_replay
+from hpcray.diagnostics.record_replay import Record, Recorder, inputs_of, record_table, replay
 
 
 class RecordedWorld(World):

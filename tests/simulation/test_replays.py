@@ -18,7 +18,7 @@ from hpcray.core.effects import Send
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
-from hpcray.core.record_replay import Record, Recorder, inputs_of, make, replay
+from hpcray.diagnostics.record_replay import Record, Recorder, inputs_of, make, replay
 
 FILES = sorted((Path(__file__).parents[1] / "replays").glob("*.replay"))
 

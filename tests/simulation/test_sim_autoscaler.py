@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpcray.common.resources import to_units
-from hpcray.core.gcs.autoscaler import (
+from hpcray.autoscaler.autoscaler import (
     CANCEL_AFTER,
     END_TIMEOUT,
     HELD,
@@ -26,6 +25,7 @@ from hpcray.core.gcs.autoscaler import (
     StartNodes,
     Terminate,
 )
+from hpcray.common.resources import to_units
 from hpcray.core.gcs.bin_packing import Bin, Demand, choose_types, pack
 from hpcray.core.gcs.node_types import NodeType, NodeTypeTable
 from hpcray.core.gcs.resource_demand import NodeStatus

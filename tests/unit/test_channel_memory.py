@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from hpcray.platform.channel_memory import FOREVER, ChannelClosed, ChannelMemory, RingReader, RingShape, RingWriter
-from hpcray.platform.value_memory import ValueMemory, ValueViews
+from hpcray.graphs.channel_memory import FOREVER, ChannelClosed, ChannelMemory, RingReader, RingShape, RingWriter
+from hpcray.graphs.value_memory import ValueMemory, ValueViews
 
 SPIN = 0.0002
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.documents import blocks
 
+from hpcray.autoscaler.node_provider import JobNodeProvider
 from hpcray.common import config as config_module
 from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
@@ -31,7 +32,6 @@ from hpcray.platform.config_files import (
 )
 from hpcray.platform.session_directory import session_root
 from hpcray.platform.spill_files import tmp_directories
-from hpcray.runtime.node.node_provider import JobNodeProvider
 from hpcray.runtime.node.options import NodeOptions
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from helpers.c_library import compile_library
 
-from hpcray.platform import device_driver
-from hpcray.platform.device_driver import CudaDriver, DeviceDriverError
+from hpcray.tensors import device_driver
+from hpcray.tensors.device_driver import CudaDriver, DeviceDriverError
 
 torch = pytest.importorskip("torch")
 

@@ -17,7 +17,7 @@ from hpcray.dashboard.slurm_state import parse_node
 from hpcray.dashboard.table_pages import TableQuery, table_page
 from hpcray.dashboard.task_timeline import TaskTimeline
 from hpcray.dashboard.wait_edges import wait_graph
-from hpcray.runtime.diagnostics.wait_graph import WaitReason
+from hpcray.diagnostics.wait_graph import WaitReason
 from hpcray.state.overview import NodeUse
 
 # ------------------------------------------------------------ answers

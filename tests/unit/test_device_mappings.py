@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.core.core_worker.device_mappings import (
+from hpcray.tensors.device_mappings import (
     HOST,
     IDLE_LIMIT,
     IDLE_TIME,

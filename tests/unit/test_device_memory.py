@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcray.core.core_worker.device_mappings import IDLE_TIME
-from hpcray.core.core_worker.export_pool import IDLE_TIME as POOL_IDLE_TIME
-from hpcray.platform.device_driver import CudaDriver, DeviceDriverError
-from hpcray.runtime.core_worker import device_memory
-from hpcray.runtime.core_worker.device_memory import (
+from hpcray.tensors import device_memory
+from hpcray.tensors.device_driver import CudaDriver, DeviceDriverError
+from hpcray.tensors.device_mappings import IDLE_TIME
+from hpcray.tensors.device_memory import (
     DeviceMemoryOwner,
     DeviceMemoryReader,
     find_driver,
@@ -26,6 +25,7 @@ from hpcray.runtime.core_worker.device_memory import (
     source_driver,
     use_driver,
 )
+from hpcray.tensors.export_pool import IDLE_TIME as POOL_IDLE_TIME
 
 torch = pytest.importorskip("torch")
 from helpers.fake_device_driver import SEGMENT, FakeDeviceDriver  # noqa: E402 (it imports PyTorch)
@@ -249,7 +249,7 @@ def test_an_event_that_cannot_be_recorded_leaves_nothing(pair: Pair, monkeypatch
 
 def test_the_thread_closes_what_is_idle_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory, "_EXPIRE_INTERVAL", 0.01)
-    monkeypatch.setattr("hpcray.core.core_worker.device_mappings.IDLE_TIME", 0.02)
+    monkeypatch.setattr("hpcray.tensors.device_mappings.IDLE_TIME", 0.02)
     pair = Pair(tmp_path)
     del pair.mapped._start
     got = pair.read(pair.make(b"1", [pair.maker.tensor(10, 3.0)]), b"1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.core.core_worker.device_objects import DeviceObjectTable
+from hpcray.tensors.device_object_table import DeviceObjectTable
 
 
 def test_a_tensor_is_held_while_an_object_has_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.core.core_worker.export_pool import IDLE_TIME, SEGMENT_SIZE, UNIT, ExportPool, PoolBlock, segment_size
+from hpcray.tensors.export_pool import IDLE_TIME, SEGMENT_SIZE, UNIT, ExportPool, PoolBlock, segment_size
 
 
 def test_blocks_are_in_the_first_segment_with_room_and_join_again() -> None:

@@ -48,7 +48,7 @@ def impurities(source: Source) -> list[str]:
 
 
 def test_cores_import_and_call_only_what_is_pure() -> None:
-    found = [text for source in tree() if source.path.startswith("core/") for text in impurities(source)]
+    found = [text for source in tree() if source.is_core for text in impurities(source)]
     assert not found, "\n".join(found)
 
 

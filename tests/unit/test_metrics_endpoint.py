@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hpcray.platform.metrics_endpoint import MetricsEndpoint, read_metrics, write_metrics
+from hpcray.diagnostics.metrics_endpoint import MetricsEndpoint, read_metrics, write_metrics
 from hpcray.util.metrics import Counter, Gauge, Histogram
 
 

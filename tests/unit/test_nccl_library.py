@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from helpers.c_library import compile_library
 
-from hpcray.util.collective import nccl_library
-from hpcray.util.collective.nccl_library import IN_PROGRESS, NcclError, NcclLibrary
+from hpcray.tensors import nccl_library
+from hpcray.tensors.nccl_library import IN_PROGRESS, NcclError, NcclLibrary
 
 # As in nccl.h of NCCL 2.14; the size of the struct is that of this version's.
 SOURCE = r"""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.core.gcs.autoscaler import InstanceState
+from hpcray.autoscaler.autoscaler import InstanceState
+from hpcray.autoscaler.node_provider import JobNodeProvider
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
-from hpcray.runtime.node.node_provider import JobNodeProvider
 
 OUTER = {"SLURM_JOB_ID": "1", "SLURM_JOB_PARTITION": "gpu", "SLURM_JOB_ACCOUNT": "a1", "CUDA_VISIBLE_DEVICES": "0"}
 

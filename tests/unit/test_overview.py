@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcray.common.figures import bucket_of
-from hpcray.platform.metrics_endpoint import OPENMETRICS, metrics_text
+from hpcray.diagnostics.metrics_endpoint import OPENMETRICS, metrics_text
 from hpcray.state import overview
 from hpcray.state.node_metrics import metric_rows
 from hpcray.state.overview import JobOverview, JobUse, NodeUse

@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hpcray.platform.memory_growth import MemoryGrowth
-from hpcray.platform.stack_sampler import INTERNAL, StackSampler
+from hpcray.diagnostics.memory_growth import MemoryGrowth
+from hpcray.diagnostics.stack_sampler import INTERNAL, StackSampler
 from hpcray.state.profile import JobProfile, ProcessProfile, ProfiledStack, limits, time_by_label, top_functions
 from hpcray.state.profile_files import flame_graph, flame_tree, folded, speedscope
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpcray.core.core_worker.registered_ranges import GRANULE, REGISTERED_SIZE
 from hpcray.platform.arena import Arena
-from hpcray.platform.device_driver import DeviceDriverError
 from hpcray.protocol import out_of_band
 from hpcray.protocol.serialization import Serialized, deserialize
-from hpcray.runtime.core_worker.registered_memory import RegisteredMemory, uses_devices
+from hpcray.tensors.device_driver import DeviceDriverError
+from hpcray.tensors.registered_memory import RegisteredMemory, uses_devices
+from hpcray.tensors.registered_ranges import GRANULE, REGISTERED_SIZE
 
 torch = pytest.importorskip("torch")
 from helpers.fake_device_driver import FakeDeviceDriver  # noqa: E402 (it imports PyTorch)
@@ -116,7 +116,7 @@ def test_views_of_ordinary_memory_wait_for_no_device(process: Process) -> None:
 
 
 def test_what_is_registered_stays_within_the_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpcray.core.core_worker.registered_ranges.KEPT_TIME", 0.0)
+    monkeypatch.setattr("hpcray.tensors.registered_ranges.KEPT_TIME", 0.0)
     process = Process(tmp_path, budget=4 * GRANULE)
     for at in (0, 3, 6, 9):
         for _ in range(2):
@@ -136,7 +136,7 @@ def test_what_is_registered_stays_within_the_budget(tmp_path: Path, monkeypatch:
 def test_a_device_that_never_ends_its_work_does_not_keep_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hpcray.runtime.core_worker.registered_memory._END_TIME", 0.05)
+    monkeypatch.setattr("hpcray.tensors.registered_memory._END_TIME", 0.05)
     process = Process(tmp_path)
     for _ in range(2):
         process.read(0, GRANULE)

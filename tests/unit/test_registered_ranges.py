@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpcray.core.core_worker.registered_ranges import GRANULE, KEPT_TIME, RegisteredRange, RegisteredRanges
+from hpcray.tensors.registered_ranges import GRANULE, KEPT_TIME, RegisteredRange, RegisteredRanges
 
 WHOLE = 20 * GRANULE
 

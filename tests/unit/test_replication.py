@@ -11,7 +11,7 @@ from table_kit import ME, SIZE, Table, put_id
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.core_worker.object_table import Waiter
-from hpcray.core.record_replay import record_table, replay
+from hpcray.diagnostics.record_replay import record_table, replay
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.object_writer import ObjectReplicator
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from hpcray.api.runtime_env import merge_submitted_runtime_env
-from hpcray.platform.runtime_env import RuntimeEnv, RuntimeEnvConfig, unsupported_field_error, validated_runtime_env
-from hpcray.platform.runtime_env_setup import (
+from hpcray.runtime_env.runtime_env import RuntimeEnv, RuntimeEnvConfig, unsupported_field_error, validated_runtime_env
+from hpcray.runtime_env.runtime_env_setup import (
     PackageError,
     PythonOfWorkers,
     PythonSetupError,
@@ -223,7 +223,7 @@ class TestPackages:
         assert found.stat().st_mode & 0o777 == 0o750
 
     def test_too_large(self, tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("hpcray.platform.runtime_env_setup.PACKAGE_SIZE_LIMIT", 10)
+        monkeypatch.setattr("hpcray.runtime_env.runtime_env_setup.PACKAGE_SIZE_LIMIT", 10)
         with pytest.raises(PackageError, match=r"exceeds the maximum size.*excludes"):
             pack_package(str(tree), package_files(str(tree)))
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import os
 import stat
 from pathlib import Path
 
 import pytest
 
-from hpcray.platform import session_directory as session_module
+from hpcray.platform import session_directory
 from hpcray.platform.session_directory import (
     SessionDirectory,
     SessionError,
@@ -202,14 +201,59 @@ def test_removing_dead_sessions_does_not_follow_symbolic_links(tmp: Path, tmp_pa
     Path(dead.path).with_name("0123abcd").unlink()
 
 
-def test_a_temporary_directory_of_the_hosts_root_is_trusted_in_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    maps = {"/proc/sys/kernel/overflowuid": "65534\n", "/proc/self/uid_map": "0 1000 1\n"}
+# ---------------------------------------------------------------- places that cannot be trusted
 
-    def fake(path: str, **_: object) -> io.StringIO:
-        return io.StringIO(maps[path])
 
-    monkeypatch.setattr(session_module, "open", fake, raising=False)
-    assert session_module._is_outside(65534)
-    assert not session_module._is_outside(12345)
-    maps["/proc/self/uid_map"] = "0 0 4294967295\n"
-    assert not session_module._is_outside(65534), "nobody is somebody here"
+@pytest.fixture
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with a short path."""
+    path = tmp_path_factory.mktemp("h", numbered=True)
+    monkeypatch.setenv("HOME", str(path))
+    return path
+
+
+@as_root
+@pytest.mark.parametrize("variable", ["HPCRAY_TMPDIR", "SLURM_TMPDIR", "TMPDIR"])
+def test_below_a_directory_of_another_user_a_node_starts_elsewhere_and_says_why(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], variable: str
+) -> None:
+    mine = tmp / "g" / "m"
+    mine.mkdir(parents=True)
+    os.chown(tmp / "g", OTHER, OTHER)
+    monkeypatch.delenv("HPCRAY_TMPDIR")
+    monkeypatch.setenv(variable, str(mine))
+    session = SessionDirectory.create()
+    try:
+        assert not session.path.startswith(str(mine)) and not list(mine.iterdir())
+        said = capsys.readouterr().err
+        assert f"{tmp}/g belongs to uid {OTHER}" in said and f"HPCRAY_SAFE_DIRECTORIES={tmp}/g" in said
+        session.publish("job", 0, "a")
+        assert session.path in [info.path for info in live_sessions()], "and it is found there"
+    finally:
+        session.remove()
+    monkeypatch.setenv("HPCRAY_SAFE_DIRECTORIES", f"{tmp}/g")
+    session = SessionDirectory.create()
+    assert session.path.startswith(str(mine)) and capsys.readouterr().err == ""
+    session.remove()
+
+
+@as_root
+def test_a_name_that_another_user_has_taken_in_a_default_place_sends_the_session_home(
+    tmp: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("HPCRAY_TMPDIR")
+    for name in ("SLURM_TMPDIR", "TMPDIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(session_directory, "_SYSTEM_TMP", str(tmp))
+    taken = tmp / f"hpcray-{os.getuid()}"
+    taken.mkdir()
+    os.chown(taken, OTHER, OTHER)
+    session = SessionDirectory.create()
+    try:
+        assert session.path.startswith(f"{home}/.hpcray/tmp/")
+        assert f"{taken} belongs to uid {OTHER}" in capsys.readouterr().err
+        session.publish("job", 0, "a")
+        taken.rmdir()
+        assert [info.path for info in live_sessions()] == [session.path], "found when the name is free again, too"
+    finally:
+        session.remove()

@@ -12,7 +12,7 @@ import pytest
 
 from hpcray.platform import launcher_environment
 from hpcray.platform.launcher_environment import mpi_settings_under_srun, set_mpi_variables, strip_launcher_variables
-from hpcray.runtime.node import bootstrap
+from hpcray.processes import bootstrap
 from hpcray.transport.base import StartError
 from hpcray.transport.startup import (
     Launch,

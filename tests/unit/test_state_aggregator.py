@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hpcray.common.ids import make_proc
-from hpcray.runtime.diagnostics.cluster_query import ClusterQuery, ProcessInfo
+from hpcray.diagnostics.cluster_query import ClusterQuery, ProcessInfo
 from hpcray.state.aggregator import StateAggregator
 
 MUTE, ENDED, WELL = (make_proc(0, number) for number in (1, 2, 3))

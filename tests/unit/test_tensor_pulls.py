@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from hpcray.core.core_worker.device_mappings import DIRECT, DIRECT_SIZE, HOST, MAPPED, Place, choose_way
-from hpcray.core.core_worker.tensor_pulls import (
+from hpcray.tensors.device_mappings import DIRECT, DIRECT_SIZE, HOST, MAPPED, Place, choose_way
+from hpcray.tensors.tensor_pulls import (
     DEATH_TIME,
     LEAST_RATE,
     OPEN,

@@ -13,8 +13,8 @@ import pytest
 from hpcray.transport.base import TransportError
 
 pytest.importorskip("ucxx")
-from hpcray.transport import ucx_device
-from hpcray.transport.ucx_device import GPU_DIRECT, DeviceBuffer, DeviceWire, find_transports, tag_of
+from hpcray.tensors import ucx_device
+from hpcray.tensors.ucx_device import GPU_DIRECT, DeviceBuffer, DeviceWire, find_transports, tag_of
 
 pytestmark = pytest.mark.timeout(60)
 KEY, STRANGER = b"k" * 16, b"s" * 16

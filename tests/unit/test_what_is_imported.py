@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.runtime.node.bootstrap import _COMMAND
+from hpcray.processes.bootstrap import _COMMAND
 
 ROOT = Path(__file__).resolve().parents[2]
 PRINT_MODULES = "; import json; print(json.dumps(sorted(sys.modules)))"

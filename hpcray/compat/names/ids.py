@@ -42,7 +42,7 @@ class BaseID(Ident):
 
     def __eq__(self, other: object) -> bool:
         # An id of another kind is another thing, whatever its bytes are.
-        return bytes.__eq__(self, other) and (not isinstance(other, BaseID) or type(other) is type(self))  # type: ignore[arg-type]
+        return bytes(self) == other and (not isinstance(other, BaseID) or type(other) is type(self))
 
     def __ne__(self, other: object) -> bool:
         return not self == other

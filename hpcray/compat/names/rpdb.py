@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from hpcray.runtime.diagnostics import debugger
+from hpcray.diagnostics import debugger
 
 __all__ = ["set_trace"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from hpcray.platform.runtime_env import validated_field
+from hpcray.runtime_env.runtime_env import validated_field
 
 __all__ = [
     "parse_and_validate_conda",

@@ -8,7 +8,7 @@ from typing import Any
 
 from hpcray.common.ids import HEAD, node_of
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, NEAR, bound_to, fails_when_busy, near_node
-from hpcray.common.resources import CAPTURING, GROUP, Resources, bundle_of, in_bundle, plain, to_amounts
+from hpcray.common.resources import CAPTURING, GROUP, Resources, bundle_of, group_of, in_bundle, plain, to_amounts
 from hpcray.protocol.messages import ActorSpec, GrantLeases, PrepareBundles, Shape, UnmetLeaseRequest
 
 WorkerEnv = tuple[tuple[str, str], ...]
@@ -331,6 +331,7 @@ class LeaseRequestTable:
                 "holder": one.holder,
                 "scheduling_class": one.scheduling_class,
                 "resources": to_amounts(plain(one.resources)),
+                "group": group_of(one.resources.items()),
                 "missing": one.unserved(),
                 "strategy": one.shape.strategy,
                 "starting": one.starting,

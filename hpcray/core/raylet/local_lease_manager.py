@@ -656,6 +656,7 @@ class LeaseStatus:
                 for actor, one in self._leases.actors.items()
             ],
             "pool": self._pool.snapshot(),
+            "bundles": self._resources.bundles.snapshot(),
         }
 
     def _lacks_worker(self, now: float, request: LeaseRequest) -> bool:

@@ -25,6 +25,7 @@ from hpcray.common.resources import (
     implicit,
     name_in,
     subtract,
+    to_amounts,
 )
 from hpcray.core.raylet.lease_requests import UNLIMITED, LeaseRequest, WorkerEnv
 from hpcray.protocol.messages import ActorSpec
@@ -465,6 +466,17 @@ class BundleResources:
         changed = {name: self.available[name] for name in self._unreported if name in self.available}
         self._unreported.clear()
         return changed
+
+    def snapshot(self) -> dict[str, dict[str, float]]:
+        """Return the amounts that all bundles here hold, and those that are free in them; in the units of users."""
+        held: Resources = {}
+        free: Resources = {}
+        for bundle in self:
+            add(held, bundle.resources)
+            add(free, {name: bundle.pool.available.get(name, 0) for name in bundle.resources})
+        for amounts in (held, free):
+            amounts.pop(SLOTS, None)
+        return {"held": to_amounts(held), "free": to_amounts(free)}
 
     # ------------------------------------------------------------ the life of a bundle
 

@@ -142,8 +142,8 @@ class ExitRefused(Struct, array_like=True, tag=39):
 
 
 class Introspect(Struct, array_like=True, tag=180):
-    """p→any p or r: a question about the receiver. what: see `runtime.diagnostics.introspection` (processes) and
-    `runtime.raylet.raylet_introspection` (raylets); args: msgpack. Answer: GcsReply(req)."""
+    """p→any p or r: a question about the receiver. what: see `diagnostics.introspection` (processes) and
+    `diagnostics.raylet_introspection` (raylets); args: msgpack. Answer: GcsReply(req)."""
 
     req: int
     what: str

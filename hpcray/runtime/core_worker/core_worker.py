@@ -17,6 +17,7 @@ from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSer
 from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
 from hpcray.core.core_worker.object_entry import PENDING, Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
+from hpcray.graphs.compiled_graphs import CompiledGraphs
 from hpcray.platform.arena import Arena
 from hpcray.platform.resource_limits import usable_memory
 from hpcray.platform.sockets import connect_private
@@ -26,7 +27,6 @@ from hpcray.protocol.out_of_band import use_transfer_memory, view_tensors
 from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.protocol.storage_cache import storages
 from hpcray.runtime.core_worker import context
-from hpcray.runtime.core_worker.compiled_graphs import CompiledGraphs
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
 from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
 from hpcray.runtime.core_worker.evacuation import BorrowedObjects, ObjectEvacuation, ObjectHandover
@@ -46,8 +46,8 @@ from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
 from hpcray.runtime.core_worker.wait_manager import WaitManager
 
 if TYPE_CHECKING:
-    from hpcray.core.record_replay import Recorder
-    from hpcray.runtime.core_worker.registered_memory import RegisteredMemory
+    from hpcray.diagnostics.record_replay import Recorder
+    from hpcray.tensors.registered_memory import RegisteredMemory
 
 _sessions = itertools.count()
 _DEATH_REPORT_TIMEOUT = 0.3
@@ -58,7 +58,7 @@ OUT_OF_BAND = "RAY_allow_out_of_band_object_ref_serialization"
 
 
 class Diagnostics(Protocol):
-    """Diagnostics of a core worker (`hpcray.runtime.diagnostics`): answers about itself, reports of long waits."""
+    """Diagnostics of a core worker (`hpcray.diagnostics`): answers about itself, reports of long waits."""
 
     @property
     def handlers(self) -> HandlerTable:
@@ -225,7 +225,7 @@ class CoreWorker:
             self.engine.flush()
 
     def _transfer_memory(self, content: Any) -> AbstractContextManager[Any]:
-        from hpcray.runtime.core_worker.registered_memory import transfer_memory  # few programs use it
+        from hpcray.tensors.registered_memory import transfer_memory  # few programs use it
 
         return transfer_memory(self, content)
 
@@ -505,7 +505,7 @@ def _make_table(
     """Recording and call-site tracking are opt-in; the default table carries no overhead."""
     recorder = None
     if config.record:
-        from hpcray.core.record_replay import record_table  # it loads all cores, and few jobs record
+        from hpcray.diagnostics.record_replay import record_table  # it loads all cores, and few jobs record
 
         table, recorder = record_table(me, engine.send, engine.notify, lost, config.lineage_limit)
     else:

@@ -27,7 +27,7 @@ _ANNOUNCING = ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, signal.SIG_DFL
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _INTERRUPTIBLE = tuple(
     _OURS + name.replace("/", os.sep)
-    for name in ("jobs/", "api/progress.py", "experimental/tqdm_ray.py", "util/helpers.py")
+    for name in ("jobs/", "progress_bars/progress.py", "experimental/tqdm_ray.py", "util/helpers.py")
 )
 """Code that waits for other jobs, or for iterators of the program's, may be interrupted: it has no tables."""
 

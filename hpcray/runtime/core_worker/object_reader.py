@@ -23,7 +23,6 @@ from hpcray.common.ids import owner_of
 from hpcray.common.task_errors import RayTaskError
 from hpcray.core.core_worker.object_entry import NO_EXTRA, ArenaMapping
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, Waiter
-from hpcray.core.core_worker.registered_ranges import REGISTERED_SIZE
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN
@@ -33,6 +32,7 @@ from hpcray.runtime.core_worker.context import CoreWorkerContext, current
 from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import LocalRefs, ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
+from hpcray.tensors.registered_ranges import REGISTERED_SIZE
 
 _ROOM = "hint: drop references and arrays that are no longer needed"
 _UNREADABLE = {
@@ -213,7 +213,7 @@ class ObjectReader:
 
     def _registered_view(self, mapping: ArenaMapping, gone: Callable[[], object]) -> memoryview | None:
         """A view from which a device copies at full speed; None: there is none."""
-        from hpcray.runtime.core_worker.registered_memory import registered_memory  # few programs use it
+        from hpcray.tensors.registered_memory import registered_memory  # few programs use it
 
         if self._context.local.plain_views:
             return None

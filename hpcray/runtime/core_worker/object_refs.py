@@ -137,7 +137,7 @@ class ObjectRef(Generic[T_co]):
         return f"ObjectRef({self._id.hex()})"
 
     def _repr_html_(self) -> str:
-        from hpcray.runtime.core_worker.notebook_reprs import ref_html
+        from hpcray.notebooks.notebook_reprs import ref_html
 
         return ref_html(self)
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
 from hpcray.common.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
 from hpcray.core.gcs import departures, drain, node_manager
@@ -19,7 +20,6 @@ from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
-from hpcray.runtime.node.autoscaler_runner import AutoscalerRunner
 from hpcray.runtime.node.child_process import ChildProcess
 from hpcray.runtime.node.driver_child import DriverChild
 from hpcray.runtime.node.head_failover import (

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from hpcray.autoscaler.node_provider import cancel_by_id, cancel_by_name
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
@@ -38,11 +39,10 @@ from hpcray.core.gcs.node_manager import NodeManager
 from hpcray.core.gcs.query_service import KeyValueStore
 from hpcray.platform.arena import Arena
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.private_file import write_private_file
+from hpcray.platform.private_files import write_private_file
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.join_token import JoinToken
 from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name
-from hpcray.runtime.node.node_provider import cancel_by_id, cancel_by_name
 from hpcray.runtime.node.node_transports import NodeTransports, open_world
 from hpcray.runtime.raylet.raylet import Raylet
 from hpcray.transport.base import ControlTransport, StartError, TransportError

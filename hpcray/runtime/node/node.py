@@ -20,6 +20,7 @@ from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.gcs.standby import NO_NODE
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
+from hpcray.diagnostics.raylet_introspection import CoreRecorders, RayletIntrospection
 from hpcray.platform.accelerators import accelerator_resources
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
@@ -56,7 +57,6 @@ from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.raylet import Raylet, SpillIo
-from hpcray.runtime.raylet.raylet_introspection import CoreRecorders, RayletIntrospection
 from hpcray.runtime.raylet.router import HeadLocation, Router
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
 from hpcray.transport.startup import Launch, few_cores, several_tasks, threads_of_a_core

@@ -22,7 +22,7 @@ from hpcray.platform.config_files import configured_environment
 from hpcray.platform.console import take_exit_file_path
 from hpcray.platform.fork_server import ForkServerClient, start_fork_server
 from hpcray.platform.gpu_visibility import node_gpus
-from hpcray.platform.numa_binding import RankPlan, limit_loaded_libraries_to_one_thread
+from hpcray.platform.numa_binding import RankPlan
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import become_subreaper
 from hpcray.platform.session_directory import SessionDirectory
@@ -67,8 +67,15 @@ class PreparedNode:
     moved: PathRelocation = field(default_factory=PathRelocation)
 
     @classmethod
-    def prepare(cls, options: NodeOptions, launch: Launch) -> PreparedNode:
+    def prepare(
+        cls, options: NodeOptions, launch: Launch, load_worker: Callable[[], Callable[[str, int, int], NoReturn]]
+    ) -> PreparedNode:
         """Make the session directory and the arena of this process's node, and start its template process.
+
+        Args:
+            options: of this node.
+            launch: what the launcher says of this rank.
+            load_worker: runs in the template process: imports what every worker needs, and returns a worker's life.
 
         Raises:
             StartupError: the machine lacks something; nothing is left. ValueError: an option is not valid.
@@ -146,18 +153,3 @@ def _import_numpy() -> None:
     finally:
         if unset:
             del os.environ[_OPENBLAS_THREADS]
-
-
-def load_worker() -> Callable[[str, int, int], NoReturn]:
-    """Import what every worker needs; runs in the template process."""
-    import numpy  # noqa: F401
-
-    import hpcray
-
-    if not hasattr(hpcray, "init"):  # our raylet does without it, see `bootstrap`
-        hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
-    from hpcray.runtime.worker.worker_main import worker_main
-
-    limit_loaded_libraries_to_one_thread()
-
-    return worker_main

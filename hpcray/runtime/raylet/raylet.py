@@ -18,6 +18,7 @@ from hpcray.core import effects as fx
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
+from hpcray.diagnostics.raylet_introspection import RayletIntrospection
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
@@ -29,7 +30,6 @@ from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClient
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
-from hpcray.runtime.raylet.raylet_introspection import RayletIntrospection
 from hpcray.runtime.raylet.router import Router
 from hpcray.transport.base import DataPlane, TransportError
 

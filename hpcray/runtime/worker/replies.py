@@ -18,6 +18,7 @@ from hpcray.common.exceptions import AsyncioActorExit, RayError, TaskCancelledEr
 from hpcray.common.ids import TaskID, raylet_of, return_index
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
+from hpcray.diagnostics.introspection import TaskEventBuffer
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import (
@@ -30,7 +31,6 @@ from hpcray.protocol.serialization import (
 )
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_writer import ObjectOccupied
-from hpcray.runtime.diagnostics.introspection import TaskEventBuffer
 from hpcray.runtime.worker.context import WorkerContext
 
 _FLUSH_US = 1_000
@@ -150,7 +150,7 @@ class Replies:
             error = error.error  # type: ignore[attr-defined]
         else:
             if os.environ.get(POST_MORTEM) == "1":
-                from hpcray.runtime.diagnostics.debugger import post_mortem
+                from hpcray.diagnostics.debugger import post_mortem
 
                 post_mortem(error)
             error = self._task_error(error, name, actor, task)
@@ -479,7 +479,7 @@ class _Sender:
         item = None
         if index >= self._skip and (self._want is None or index + 1 in self._want):
             if self._transport:
-                from hpcray.runtime.core_worker.device_objects import DeviceValue  # few programs use it
+                from hpcray.tensors.device_objects import DeviceValue  # few programs use it
 
                 value = DeviceValue(value, self._transport, self._task + return_index(index + 1))
             item = self._yielding.replies.returned(self._src, self._task, index + 1, *serialize(value))

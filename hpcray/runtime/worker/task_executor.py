@@ -24,10 +24,10 @@ from hpcray.common.exceptions import RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, owner_of, raylet_of, task_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
+from hpcray.diagnostics.introspection import qualified_name
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.runtime_env import RUNTIME_ENV_VARIABLE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
@@ -36,13 +36,13 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
 from hpcray.runtime.core_worker.object_reader import unreadable
-from hpcray.runtime.diagnostics.introspection import qualified_name
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
 from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, Verdict, drive
-from hpcray.runtime.worker.worker_runtime_env import WorkerRuntimeEnv, expanded
+from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
+from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv, expanded
 
 _LEND_AFTER = 0.01
 """Seconds of waiting inside a task after which its CPU is lent to others: to read what lies in the node's store takes
@@ -172,7 +172,7 @@ class TaskExecutor:
         if msg.group and self.actor is not None:
             self.actor.route_by_group()
         if msg.transport and not self._keeps_tensors:
-            from hpcray.runtime.core_worker.device_objects import reply_with_device_values  # few programs use it
+            from hpcray.tensors.device_objects import reply_with_device_values  # few programs use it
 
             self._keeps_tensors = True
             self.reply = functools.partial(reply_with_device_values, self.options.get, self.reply)

@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.util.collective import nccl_library
+from hpcray.tensors import nccl_library
+from hpcray.tensors.nccl_library import DATA_TYPES, IN_PROGRESS, Nccl, NcclError, NcclLibrary
 from hpcray.util.collective.groups import Membership, ReduceOp, is_torch
-from hpcray.util.collective.nccl_library import DATA_TYPES, IN_PROGRESS, Nccl, NcclError, NcclLibrary
 
 _POLL_INTERVAL = 0.0005  # seconds, while a call is in progress
 _WATCH_INTERVAL = 0.2  # seconds

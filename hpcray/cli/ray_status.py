@@ -1,0 +1,80 @@
+"""`ray status` and `ray health-check`: whether there is a cluster, and what it has. Scripts ask again and again."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from hpcray.cli.job_option import errors_as_messages, session_directory
+from hpcray.common.exceptions import RayError
+from hpcray.job_submission.cluster_address import find_cluster
+from hpcray.platform.host_addresses import parse_cluster_address
+from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
+from hpcray.state import connected
+from hpcray.state.cluster_status import cluster_status, show_status
+
+_ADDRESS = "RAY_ADDRESS"
+_AUTO = ("", "auto", "local")
+_NONE = (
+    "Could not find any running Ray instance. Please specify the one to connect to by setting the `--address` flag or "
+    "`RAY_ADDRESS` environment variable."
+)
+_CLIENT_SERVER = "ray_client_server"
+
+_address_option = click.option(
+    "--address", "--job", default=None, metavar="ADDRESS",
+    help="Of the cluster: H:P, http://H:8265, a session directory, or Slurm's id of its job (default: what RAY_ADDRESS "
+    "says, else the cluster of this allocation, or the only one here).",
+)  # fmt: skip
+
+
+@click.command()
+@_address_option
+@click.option("-v", "--verbose", is_flag=True, help="With times, reasons, and the resources of each node.")
+def status(address: str | None, verbose: bool) -> None:
+    """Show the nodes, the resources and what waits for them, in Ray's words. Exit code: 1 where there is no cluster.
+
+    See also: hpcray status
+    """
+    path = _cluster(address)
+    with errors_as_messages(ConnectionError, ValueError, RayError), connected(path) as process:
+        text = show_status(cluster_status(process), verbose)
+    click.echo(text)
+
+
+@click.command("health-check", hidden=True)
+@_address_option
+@click.option("--component", help=f"Whether this part of Ray runs; {_CLIENT_SERVER} does where the cluster does.")
+@click.option("--skip-version-check", is_flag=True, help="Accepted: nodes of a cluster are of one version.")
+def health_check(address: str | None, component: str | None, skip_version_check: bool) -> None:
+    """Say by the exit code whether a cluster runs, and answers: 0 where it does, else 1."""
+    path = _cluster(address)
+    with errors_as_messages(ConnectionError, ValueError, RayError), connected(path) as process:
+        process.gcs.call("cluster_resources")
+    if component and component != _CLIENT_SERVER:
+        raise SystemExit(1)
+
+
+def _cluster(address: str | None) -> str:
+    """Return the session directory of the cluster that is meant; the command ends with exit code 1 where there is none.
+
+    Inside of an allocation only this host is looked at: a script asks again and again until there is a cluster, and a
+    step of Slurm's each time would take seconds and hold up the steps that are to start it.
+    """
+    wanted = address or os.environ.get(_ADDRESS) or ""
+    try:
+        if wanted in _AUTO:
+            try:
+                return find_running_job()
+            except NoRunningJobError:
+                if os.environ.get("SLURM_JOB_ID"):
+                    raise
+                wanted = "auto"  # on a login host
+        elif parts := parse_cluster_address(wanted):
+            return find_cluster(wanted, parts)
+    except NoRunningJobError as error:
+        raise click.ClickException(f"{_NONE} {error}") from None
+    except (SeveralRunningJobsError, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    return session_directory(wanted)

@@ -1,0 +1,231 @@
+"""The replies of a raylet to `Introspect`.
+
+=========  ==================  =========================================================================
+what       arguments           reply
+=========  ==================  =========================================================================
+node       []                  "pid", "host", "template" (pid), "processes": a row for each one here, "ended":
+                               workers that have ended, and how, "learned": modules that workers have imported, and why
+                               the template does not import them ("" if it does)
+stack      []                  "threads" of the raylet
+os         [pids]              the kernel's view of processes of this node (`process_tree.describe_process`), by pid,
+                               and "stacks", written by a signal handler in C that works in a blocked process
+core       []                  `LocalLeaseManager.snapshot`, and "now" of its clock
+object     [object id]         its row in the store (`list_objects`), or nil
+memory     []                  `MemoryMonitor.snapshot`
+figures    [nodes, seconds]    the figures of these nodes, gathered within so many seconds: `FiguresReport`
+transfers  []                  transfers of objects that are under way: `ObjectStore.transfers`
+usage      []                  CPU and memory of this node's processes: `NodeFigures.usage`
+log        [core, start]       the recorded inputs of a core: `CoreRecorders.portion`
+log_files  [pattern]           the names of log files: `LogFiles.find`
+log_piece  [name, start, size] a piece of one: `LogFiles.read`
+log_next   [name, inode, at]   the next piece of one, or of those that took its place: `LogFiles.read_on`
+log_sizes  []                  the sizes of the files of workers: `LogFiles.sizes`
+log_tail   [lines]             what was written to last: `LogFiles.tail`
+=========  ==================  =========================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+
+from hpcray.common.ids import raylet_of
+from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.core.raylet.figures_gathering import FIGURES
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
+from hpcray.diagnostics.record_replay import Recorder, portion
+from hpcray.platform.process_tree import describe_process
+from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
+from hpcray.protocol import messages as m
+from hpcray.runtime.raylet.event_log import NodeEventLog
+from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.local_processes import NodeContext
+from hpcray.runtime.raylet.log_files import LogFiles
+from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.node_figures import NodeFigures
+from hpcray.runtime.raylet.router import Router
+
+_EVERYTHING = 1 << 40
+_STACK_DUMP_TIME = 0.1
+"""Seconds after the signal in which a process writes its stacks."""
+
+
+class CoreRecorders:
+    """The records of one raylet's cores. Make it before the first input of any of them, and before handlers are bound.
+
+    Args:
+        chunk, slots, overflow: of the store.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        lease_manager: LocalLeaseManager,
+        store: ObjectStore,
+        head: Gcs | RecoveringGcs | None,
+        chunk: int,
+        slots: int,
+        overflow: int,
+    ) -> None:
+        config = context.config
+        common: dict[str, Any] = {"config": config.as_dict()}
+        size, spill = context.info.arena_size, config.spill_threshold
+        made: dict[str, dict[str, Any]] = {
+            "raylet": {
+                "total": context.info.total,
+                "cluster_size": context.cluster_size,
+                "gpu_ids": list(lease_manager.resources.gpu_ids),
+                "device_ids": {name: list(ids) for name, ids in lease_manager.resources.device_ids.items()},
+                "limit": lease_manager.pool.limit,
+            },
+            "head": {},
+            "store": {
+                "store": {
+                    "size": size,
+                    "spill_threshold": spill,
+                    "chunk": chunk,
+                    "slots": slots,
+                    "overflow": overflow,
+                }
+            },
+        }
+        cores = {"raylet": lease_manager, "head": head, "store": store}
+        self._recorders = {
+            name: Recorder(name, context.info.index, {**common, **made[name]})
+            for name, core in cores.items()
+            if core is not None
+        }
+        for name, recorder in self._recorders.items():
+            recorder.wrap_all(cores[name])
+
+    def portion(self, name: str = "", start: int = 0) -> Any:
+        """Return about 1 MB of the record of core `name`, from input `start` on; without `name`, the cores' names."""
+        if not name:
+            return list(self._recorders)
+        return portion(self._recorders[name].record, start)
+
+
+class RayletIntrospection:
+    """Replies to `Introspect` for one raylet.
+
+    Args:
+        template_pid: of the template process.
+        recorders: None unless the cores are recorded.
+
+    Attributes:
+        figures: those of this node and, on request, of others.
+        learned: modules that workers have imported, and why the template does not import them; "" if it does.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        loop: EventLoop,
+        router: Router,
+        lease_manager: LocalLeaseManager,
+        store: ObjectStore,
+        memory_monitor: MemoryMonitor,
+        recorders: CoreRecorders | None,
+        template_pid: int,
+        events: NodeEventLog,
+        log_files: LogFiles,
+        figures: NodeFigures,
+    ) -> None:
+        self.figures = figures
+        self.learned: dict[str, str] = {}
+        self._node = context.info.index
+        self._host = context.info.host
+        self._loop = loop
+        self._router = router
+        self._pool = lease_manager.pool
+        self._ended = lease_manager.ended
+        self._store = store
+        self._template_pid = template_pid
+        self._methods: dict[str, Callable[..., Any]] = {
+            "node": self._describe_node,
+            "stack": lambda: {"threads": thread_stacks()},
+            "core": lambda: {**lease_manager.snapshot(), "now": loop.now},
+            "object": self._describe_object,
+            "memory": memory_monitor.snapshot,
+            "events": events.rows,
+            "log_files": log_files.find,
+            "log_piece": log_files.read,
+            "log_next": log_files.read_on,
+            "log_sizes": log_files.sizes,
+            "log_tail": log_files.tail,
+            "usage": figures.usage,
+            "transfers": store.transfers,
+        }
+        if recorders is not None:
+            self._methods["log"] = recorders.portion
+
+    def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
+        """Send the reply, or schedule it."""
+        if msg.what == "os":
+            return self._describe_processes(now, src, msg)
+        if msg.what == FIGURES:
+            self.figures.on_ask(now, src, msg.req, msgspec.msgpack.decode(msg.args))
+            return ()
+        method = self._methods.get(msg.what)
+        if method is None:
+            reply = m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
+        else:
+            args = msgspec.msgpack.decode(msg.args) if msg.args else []
+            reply = m.GcsReply(msg.req, True, msgspec.msgpack.encode(method(*args)))
+        self._router.send(src, reply)
+        return ()
+
+    def _describe_node(self) -> dict[str, Any]:
+        workers = self._pool.workers
+        rows = []
+        for link in self._router.links.values():
+            worker = workers.get(link.proc)
+            spec = worker.allocation.actor_spec if worker is not None and worker.allocation is not None else None
+            rows.append({
+                "proc": link.proc,
+                "pid": link.pid,
+                "kind": link.kind,
+                "state": worker.state if worker is not None else "",
+                "actor": spec.actor if spec is not None else b"",
+                "class": spec.class_name if spec is not None else "",
+            })  # fmt: skip
+        here = {row["proc"] for row in rows}
+        rows += [
+            {"proc": proc, "pid": worker.pid, "kind": "worker", "state": worker.state, "actor": b"", "class": ""}
+            for proc, worker in workers.items()
+            if proc not in here
+        ]
+        return {
+            "proc": raylet_of(self._node),
+            "pid": os.getpid(),
+            "host": self._host,
+            "template": self._template_pid,
+            "processes": rows,
+            "ended": self._ended.rows(self._loop.now),
+            "learned": self.learned,
+        }
+
+    def _describe_processes(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
+        """Reply a moment later: the processes get a signal, and write their stacks."""
+        (pids,) = msgspec.msgpack.decode(msg.args)
+        router = self._router
+        known = {link.pid for link in router.links.values()}
+        dumps = request_stack_dumps(pid for pid in pids if pid in known)
+
+        def reply() -> None:
+            rows = {
+                pid: {**describe_process(pid), "stacks": read_stack_dump(dumps[pid]) if pid in dumps else ""}
+                for pid in pids
+                if pid in known or pid in (self._template_pid, os.getpid())
+            }
+            router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(rows)))
+
+        self._loop.call_at(now + _STACK_DUMP_TIME, reply)
+        return ()
+
+    def _describe_object(self, oid: bytes) -> dict[str, Any] | None:
+        return next((row for row in self._store.largest_objects(_EVERYTHING) if row["id"] == oid), None)

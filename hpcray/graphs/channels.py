@@ -1,0 +1,181 @@
+"""The two ends of a value's way between processes: shared memory to readers of the node, messages to all others."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from hpcray.graphs.channel_memory import ChannelClosed, RingReader, RingWriter
+from hpcray.graphs.compiled_graphs import OpenGraph
+from hpcray.graphs.value_memory import ValueMemory, ValueViews
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages.objects import ERROR, PLAIN
+from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+
+_COPIED = 1 << 16
+"""Bytes up to which a value with buffers is copied where it is read, so that its slot is free at once."""
+_IN_MESSAGE = 1 << 18
+"""Bytes up to which a value goes to other nodes in a message; larger ones go as an object."""
+
+
+class Failed:
+    """An error, read in the place of a value."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class ValueWriter:
+    """Where one value of a graph is written, once in each execution.
+
+    Args:
+        ring: for readers of this node; None without any. far: processes of other nodes that read it.
+        kept: how many executions may be under way.
+    """
+
+    def __init__(
+        self, process: CoreWorker, graph: bytes, value: int, ring: RingWriter | None, far: Sequence[bytes], kept: int
+    ) -> None:
+        self._process, self._graph, self._value = process, graph, value
+        self._ring, self._far = ring, far
+        self._large = ValueMemory(ring.shape.readers) if ring is not None else None
+        # Refs in values, and of values: their readers have counted them once as many later values were written.
+        self._kept: deque[Any] = deque(maxlen=kept + 1)
+
+    def write(self, value: Any, deadline: float) -> None:
+        """Write a value.
+
+        Raises:
+            SerializationError: it does not pickle; nothing was written. TimeoutError: readers left no room in time.
+            ChannelClosed: the graph has ended.
+        """
+        blob, refs = serialize(value)
+        self._write(blob, refs, deadline)
+
+    def write_error(self, error: BaseException, deadline: float) -> None:
+        """Write an error in the place of a value; raises what `write` raises."""
+        self._write(serialize_error(error), [], deadline)
+
+    def _write(self, blob: bytes | Serialized, refs: list[Any], deadline: float) -> None:
+        ring = self._ring
+        if ring is not None:
+            at, slot = ring.slot(deadline)
+            if type(blob) is bytes:
+                size = len(blob)
+                header = (0, size, 0, 0)
+                if size > ring.shape.capacity:
+                    header, slot = self._large.take(size)  # type: ignore[union-attr]
+                slot[:size] = blob
+            else:
+                assert isinstance(blob, Serialized)
+                header = (0, blob.size, 0, 0)
+                if blob.size > min(_COPIED, ring.shape.capacity):
+                    header, slot = self._large.take(blob.size)  # type: ignore[union-attr]
+
+                def put(offset: int, piece: Any) -> None:
+                    size = len(piece) if isinstance(piece, bytes) else piece.nbytes
+                    slot[offset : offset + size] = piece
+
+                blob.write(put)
+            ring.publish(at, *header)
+        if refs:
+            self._kept.append(refs)
+        if self._far:
+            self._send(blob, refs)
+
+    def _send(self, blob: bytes | Serialized, refs: list[Any]) -> None:
+        process = self._process
+        size = len(blob) if isinstance(blob, bytes) else blob.size
+        # Errors travel in messages, whatever their size, as those of tasks do: what is in a store is a value.
+        stored = size > _IN_MESSAGE and not (isinstance(blob, bytes) and blob[-1] == ERROR)
+        if stored:
+            ref = process.put_serialized(blob, refs)
+            self._kept.append(ref)
+            blob, _ = serialize(ref)
+        msg = m.ChannelValue(self._graph, self._value, blob if isinstance(blob, bytes) else blob.join(), stored)
+        engine = process.engine
+        with engine.lock:
+            for proc in self._far:
+                engine.send(proc, msg)
+            engine.flush()
+
+
+class NearReader:
+    """Reads a value that a process of this node writes.
+
+    Args:
+        pid: the writer. readers, reader: how many read it on this node, and which one this is.
+    """
+
+    def __init__(self, ring: RingReader, pid: int, readers: int, reader: int, kept: int) -> None:
+        self.ring = ring
+        self._views = ValueViews(pid, readers, reader, kept)
+
+    def read(self, deadline: float) -> Any:
+        """Wait for the next value, which may be `Failed`.
+
+        Raises:
+            TimeoutError: none came in time. ChannelClosed: none will come.
+        """
+        ring = self.ring
+        header, slot = ring.next(deadline)
+        try:
+            if header[0]:
+                return _load(self._views.view(header))
+            size = header[1]
+            if slot[size - 1] == PLAIN:
+                return pickle.loads(slot[:size])
+            return _load(bytes(slot[:size]))
+        except Exception as error:  # unpickling runs user code
+            if isinstance(error, OSError) and header[0]:
+                raise ChannelClosed from error  # the writer has ended
+            return Failed(error)
+        finally:
+            ring.done()
+
+    def skip(self, deadline: float) -> None:
+        """Wait for the next value, and drop it; raises what `read` raises."""
+        header, _ = self.ring.next(deadline)
+        if header[0]:
+            self.read(deadline)  # so that its memory is free
+        else:
+            self.ring.done()
+
+
+class FarReader:
+    """Reads a value that a process of another node sends."""
+
+    ring = None
+
+    def __init__(self, process: CoreWorker, graph: OpenGraph, value: int) -> None:
+        self._process, self._graph, self._value = process, graph, value
+
+    def read(self, deadline: float) -> Any:
+        """See `NearReader`."""
+        msg = self._graph.take(self._value, None if deadline == float("inf") else deadline)
+        if msg is None:
+            raise ChannelClosed
+        try:
+            found = _load(msg.blob)
+            if not msg.stored or isinstance(found, Failed):
+                return found
+            return self._process.get_one(found, None)
+        except Exception as error:  # unpickling runs user code
+            return Failed(error)
+
+    def skip(self, deadline: float) -> None:
+        """See `NearReader`."""
+        self.read(deadline)
+
+
+ValueReader = NearReader | FarReader
+
+
+def _load(blob: bytes | memoryview) -> Any:
+    value = deserialize(blob)
+    return Failed(value) if blob[-1] == ERROR else value

@@ -1,0 +1,118 @@
+"""Results of executions of compiled graphs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any, NoReturn, Protocol
+
+from hpcray.common.task_errors import RayTaskError
+from hpcray.graphs.channels import Failed
+from hpcray.protocol.out_of_band import pickling
+
+
+class _Graph(Protocol):
+    """The part of a `CompiledDAG` that its results use."""
+
+    def get_id(self) -> str: ...
+
+    def _result(self, index: int, output: int, timeout: float | None) -> Any: ...
+
+    def _drop(self, index: int, output: int) -> None: ...
+
+
+class _Result:
+    """One output of one execution. It cannot be copied or passed on."""
+
+    def __init__(self, dag: _Graph, execution_index: int, channel_index: int | None = None) -> None:
+        self._dag = dag
+        self._execution_index = execution_index
+        self._channel_index = channel_index
+
+    def _drop(self) -> None:
+        self._dag._drop(self._execution_index, self._channel_index or 0)
+
+    def __str__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._dag.get_id()}, execution_index={self._execution_index}, "
+            f"channel_index={self._channel_index})"
+        )
+
+    def __copy__(self) -> NoReturn:
+        raise ValueError(f"{type(self).__name__} cannot be copied.")
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise ValueError(f"{type(self).__name__} cannot be deep copied.")
+
+    def __reduce__(self) -> NoReturn:
+        if pickling.refs is not None:  # in an argument or a value
+            raise TypeError(f"Serialization of {type(self).__name__} is not supported.")
+        raise ValueError(f"{type(self).__name__} cannot be pickled.")
+
+
+class CompiledDAGRef(_Result):
+    """A result of `CompiledDAG.execute`, for `ray.get`, which may be called once. It cannot be copied or passed on."""
+
+    _ray_get_called = False
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Wait for the result, which `ray.get` returns.
+
+        Args:
+            timeout: in seconds; None: the context's `get_timeout`, -1: any time.
+
+        Raises:
+            ValueError: it was called before. RayChannelTimeoutError: the result did not come in time.
+            RayTaskError: a method raised an exception. RayActorError: an actor died. RayChannelError: the graph was
+                torn down.
+        """
+        if self._ray_get_called:
+            raise ValueError("ray.get() can only be called once on a CompiledDAGRef, and it was already called.")
+        found = self._dag._result(self._execution_index, self._channel_index or 0, timeout)
+        self._ray_get_called = True  # not before: what came too late can be had later
+        return unwrapped(found)
+
+    def __del__(self) -> None:
+        if not self._ray_get_called and "_dag" in self.__dict__:
+            self._drop()
+
+
+class CompiledDAGFuture(_Result):
+    """A result of `CompiledDAG.execute_async`, to be awaited once. It cannot be copied or passed on."""
+
+    def __init__(
+        self, dag: _Graph, execution_index: int, fut: asyncio.Future[list[Any]], channel_index: int | None = None
+    ) -> None:
+        super().__init__(dag, execution_index, channel_index)
+        self._fut: asyncio.Future[list[Any]] | None = fut
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        fut = self._fut
+        if fut is None:
+            raise ValueError("CompiledDAGFuture can only be awaited upon once, and it has already been awaited upon.")
+        self._fut = None
+        try:
+            values = yield from asyncio.shield(fut).__await__()
+        finally:
+            self._drop()
+        return unwrapped(values[self._channel_index or 0])
+
+    def __del__(self) -> None:
+        if self.__dict__.get("_fut") is not None:
+            self._drop()
+
+
+def unwrapped(value: Any) -> Any:
+    """Return a value that was read; raise the error if it is one."""
+    if type(value) is not Failed:
+        return value
+    error = value.error
+    raise error.as_instanceof_cause() if type(error) is RayTaskError else error
+
+
+def as_in_ray(values: list[Any]) -> list[Any]:
+    """Return the outputs of an execution: where a method failed, each is the first such error."""
+    for value in values:
+        if type(value) is Failed and isinstance(value.error, RayTaskError):
+            return [value] * len(values)
+    return values

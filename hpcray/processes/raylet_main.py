@@ -1,0 +1,135 @@
+"""A raylet process from its first step: `run_node`, and `main` of the raylet of a user's process."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import msgspec
+
+from hpcray.common.config import Config
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.process_tree import set_process_name
+from hpcray.runtime.node.end_step import reported_by_launcher
+from hpcray.runtime.node.node_signals import ended_by_sigterm, outlive_user_signals
+from hpcray.runtime.node.options import NodeOptions
+from hpcray.runtime.node.prepared_node import PreparedNode
+from hpcray.runtime.node.raylet_ready import RayletReady
+from hpcray.transport.startup import Launch, pmi_offered, read_launch
+
+
+def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
+    """Run the raylet of one node until the job is over. The caller then ends this process with `os._exit`: where other
+    nodes died, exit handlers of MPI would wait for them.
+
+    Args:
+        options: of this node. With a `driver` in it, one rank runs that program as a child (`Config.driver_rank`).
+        ready: called with the session directory when a driver may connect.
+        life: a descriptor that is closed at its other end when whoever started this process is gone; -1 for none.
+
+    Returns:
+        The exit code of this process: the job's where the program ran, 0 elsewhere; 1 when this node had to give up.
+
+    Raises:
+        StartupError: this node did not come up; nothing of it is left. Its `reported_by` says who writes the message.
+        ValueError: an option is not valid.
+    """
+    outlive_user_signals()
+    launch = _read_launch(options)
+    if options.distributed and not options.join:
+        _check_driver_rank(options.settings(), launch)
+    try:
+        node = PreparedNode.prepare(options, launch, load_worker)
+    except StartupError as error:
+        raise reported_by_launcher(error, launch) from None
+    try:
+        with ended_by_sigterm(node.session.remove):
+            from hpcray.runtime.node.node import open_node, serve  # not before: workers would inherit the modules
+
+            gc.freeze()
+            gc.enable()
+            node.template.load()  # not before: importing at the same time would slow down both on few cores
+            opened = open_node(node)
+    except BaseException:
+        node.abandon()
+        raise
+    return serve(node, opened, ready, life)
+
+
+def _read_launch(options: NodeOptions) -> Launch:
+    """Read the launcher's variables. Tasks of a step without MPI that join a job are a world each."""
+    launch = read_launch(os.environ) if options.distributed else Launch()
+    if options.join and pmi_offered(os.environ) == "none":
+        return msgspec.structs.replace(launch, rank=0, size=1)
+    return launch
+
+
+def _check_driver_rank(config: Config, launch: Launch) -> None:
+    """Check that there is such a rank. All ranks find the same, and rank 0 reports it."""
+    if config.driver_rank >= launch.size:
+        if launch.rank:
+            raise StartupError("rank 0 reports the reason", reported_by="rank0")
+        raise StartupError(
+            f"the program is to run on rank {config.driver_rank} (--driver-rank, HPCRAY_DRIVER_RANK), and there are "
+            f"{launch.size} rank{'s' * (launch.size > 1)}; hint: ranks are counted from 0"
+        )
+
+
+def main() -> NoReturn:
+    """Run the raylet as a child of the user's process, which `bootstrap.NodeChild` starts.
+
+    The last arguments are the options as JSON, and the descriptors of the ready pipe and of the life pipe.
+    """
+    given, *descriptors = sys.argv[-3:]
+    options = msgspec.json.decode(given, type=NodeOptions)
+    ready_fd, life = map(int, descriptors)
+    os.set_inheritable(ready_fd, False)
+    os.set_inheritable(life, False)
+    set_process_name("hpcray-raylet")
+    reported = False
+
+    def report(ready: RayletReady) -> None:
+        nonlocal reported
+        if not reported:
+            reported = True
+            with contextlib.suppress(OSError):  # the parent has ended; the life pipe shows that too
+                os.write(ready_fd, msgspec.json.encode(ready))
+            os.close(ready_fd)
+
+    code = 1
+    try:
+        code = run_node(options, lambda session_dir: report(RayletReady(session_dir=session_dir)), life)
+    except StartupError as error:
+        report(RayletReady(error=str(error), reported_by_rank0=error.reported_by == "rank0"))
+    except ValueError as error:
+        report(RayletReady(error=str(error)))
+    except BaseException:
+        report(RayletReady(error=traceback.format_exc()))
+        traceback.print_exc()
+    finally:
+        report(RayletReady(error="the node ended before it was up; its error output tells why"))
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def load_worker() -> Callable[[str, int, int], NoReturn]:
+    """Import what every worker needs; runs in the template process."""
+    import numpy  # noqa: F401
+
+    import hpcray
+
+    if not hasattr(hpcray, "init"):  # our raylet does without it, see `bootstrap`
+        hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
+    from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
+    from hpcray.processes.worker_main import worker_main
+
+    limit_loaded_libraries_to_one_thread()
+
+    return worker_main

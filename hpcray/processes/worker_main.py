@@ -1,0 +1,89 @@
+"""A worker's life, from the fork to its last task."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+from hpcray.diagnostics.introspection import ObjectInventory
+from hpcray.platform.accelerators import restore_device_visibility
+from hpcray.platform.job_variables import JobVariables
+from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
+from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
+from hpcray.platform.stacks import enable_stack_dump
+from hpcray.runtime.core_worker.core_worker import connect, current
+from hpcray.runtime.core_worker.peer_sockets import listen
+from hpcray.runtime.worker.log_output import finish_output, write_to_log_files
+from hpcray.runtime.worker.signal_watch import SignalWatch
+from hpcray.runtime.worker.task_executor import TaskExecutor
+from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv
+
+
+def _leave(code: int) -> None:
+    """The job is over, or our raylet wants us gone."""
+    finish_output()
+    os._exit(code)
+
+
+def _not_ours(number: int, frame: FrameType | None) -> None:
+    """A handler, not SIG_IGN, which programs that a task starts would inherit."""
+
+
+def _breakpoint(*args: Any, **kwargs: Any) -> Any:
+    """`breakpoint()` in a task: `hpcray debug` attaches to it, unless PYTHONBREAKPOINT names something else."""
+    if os.environ.get("PYTHONBREAKPOINT"):
+        return sys.__breakpointhook__(*args, **kwargs)
+    from hpcray.diagnostics.debugger import set_trace  # it loads pdb, and few tasks stop
+
+    return set_trace(sys._getframe(1), *args, **kwargs)
+
+
+def worker_main(session_dir: str, number: int, arena_fd: int, environment: WorkerRuntimeEnv | None = None) -> NoReturn:
+    """Body of a forked worker. environment: its runtime_env, where its Python has taken the place of the forked one."""
+    with contextlib.suppress(OSError):
+        os.close(arena_fd)  # Welcome brings one
+    if environment is None:
+        environment = WorkerRuntimeEnv.take(os.environ)
+        environment.become_python(session_dir, number, __name__)
+    let_kernel_kill_first()
+    enable_stack_dump()
+    with contextlib.suppress(OSError):
+        faulthandler.enable(2, all_threads=False)  # a crash in C shows the Python stack in the worker's output
+    # Where there is no room for one more thread, our raylet must never hear of us: it would give us work.
+    thread = PrestartedThread("hpcray-io")
+    # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
+    listener = listen(session_dir, number)
+    process = connect(session_dir, "worker", ObjectInventory)
+    process.engine.use_prestarted_thread(thread)
+    worker = TaskExecutor(process, environment)
+    current.process = process
+    current.worker = worker
+    JobVariables(os.environ, session_dir)
+    signal.signal(signal.SIGINT, worker.interrupted)
+    signal.signal(signal.SIGTERM, worker.terminated)
+    SignalWatch(process.engine, worker.awaited)
+    sys.breakpointhook = _breakpoint
+    write_to_log_files(process, worker)
+    process.on_exit = _leave
+    for number in process.run.signals:
+        signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
+    process.start(worker.handlers, listener=listener)
+    environment.set_up(worker)
+    worker.serve()
+
+
+def other_python_main(session_dir: str, number: str, text: str, kept_there: str) -> None:
+    """A worker's life in a Python that took its place."""
+    environment = WorkerRuntimeEnv(text)
+    environment.in_own_python()
+    restore_device_visibility(json.loads(kept_there))
+    del sys.argv[1:]  # ours: a program that parses its arguments in a task must not see them
+    set_process_name("hpcray-worker")
+    limit_loaded_libraries_to_one_thread()
+    worker_main(session_dir, int(number), -1, environment)
