@@ -18,11 +18,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from gpu_rows import SIZES, median_of, row, untried
 
 import hpcray as ray
 from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+try:
+    import torch
+except ImportError:  # `--help` needs none
+    torch = None
 
 
 class Holder:
@@ -102,6 +106,8 @@ def main() -> None:
     parser.add_argument("--largest", type=int, default=SIZES["1 GB"], help="bytes of the largest tensor")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
+    if torch is None:
+        sys.exit("the rows need PyTorch; hint: pip install torch")
     with tempfile.TemporaryDirectory() as directory:
         rows = measure(options, directory if options.device == "cpu" else "")
     if options.json:

@@ -23,7 +23,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ImportError:  # `--help` needs none
+    torch = None
 
 SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000, "1 GB": 1_000_000_000}
 
@@ -330,6 +334,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
+    if torch is None:
+        sys.exit("the rows need PyTorch; hint: pip install torch")
     if options.device != "cpu" and not torch.cuda.is_available():
         sys.exit("PyTorch finds no GPU here; hint: --device cpu runs the same code without one")
     if options.pool:

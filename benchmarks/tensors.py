@@ -33,7 +33,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ImportError:  # `--help` needs none
+    torch = None
 
 SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "100 MB": 100_000_000, "0.8 GB": 800_000_000}
 PARTS = 300
@@ -204,6 +208,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
     options = parser.parse_args()
+    if torch is None:
+        sys.exit("the rows need PyTorch; hint: pip install torch")
     if options.engine != "both":
         rows = Rows(options.engine, options.seconds, options.limit, options.json)
         measure(options.engine, options.sizes, rows)

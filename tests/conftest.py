@@ -47,6 +47,14 @@ def pytest_configure(config: pytest.Config) -> None:
             compileall.compile_dir(directory, quiet=2)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Write down which tests were skipped, one a line, where a file for them is named: `.ci/run` runs these once more
+    when it has installed further packages."""
+    if file := os.environ.get("HPCRAY_TEST_SKIPPED"):
+        skipped = {report.nodeid: None for report in terminalreporter.stats.get("skipped", ())}
+        Path(file).write_text("".join(f"{nodeid}\n" for nodeid in skipped))
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_sources() -> Iterator[None]:
     """Forget the syntax trees of the package that tests of its sources have made: a million objects, which each later
