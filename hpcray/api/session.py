@@ -281,10 +281,16 @@ def _enter_session(
         if entry.node is None:
             # `announce` heeds log_to_driver.
             _warn_of_ignored_arguments({**given, **options.config, "log_to_driver": None})
-        start(process)
-        logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
-        for hook in post_init_hooks:
-            hook()
+        try:
+            start(process)
+            logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
+            for hook in post_init_hooks:
+                hook()
+        except BaseException:
+            current.forget_postponed()
+            current.process = process
+            shutdown()  # so that the program may call `init` again
+            raise
 
     if late is not None and not late.started():
         current.postpone(join)
@@ -337,19 +343,15 @@ def _start_driver(
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
         _hook_exit_code()
-    try:
-        runtime_envs = runtime_envs_of(process)
-        runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
-        if logging_config is not None:
-            runtime_envs.job["logging_config"] = logging_config.to_dict()
-        if actor_lifetime == "detached":
-            runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
-        if hook := settings.get("_tracing_startup_hook") or (_OTLP_HOOK if process.config.trace else ""):
-            # By name, as the hook: it is above this package, and loads OpenTelemetry.
-            importlib.import_module("hpcray.util.tracing.tracing_helper").start(hook)
-    except BaseException:
-        shutdown()
-        raise
+    runtime_envs = runtime_envs_of(process)
+    runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
+    if logging_config is not None:
+        runtime_envs.job["logging_config"] = logging_config.to_dict()
+    if actor_lifetime == "detached":
+        runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
+    if hook := settings.get("_tracing_startup_hook") or (_OTLP_HOOK if process.config.trace else ""):
+        # By name, as the hook: it is above this package, and loads OpenTelemetry.
+        importlib.import_module("hpcray.util.tracing.tracing_helper").start(hook)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
@@ -381,6 +383,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         ConnectionError: there is no session to join. StartupError: a node did not start.
     """
     entry = enter(address, _preloading(options))
+    process = None
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory)
         current.process = process
@@ -391,6 +394,9 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         driver_signals.exit_at_drain_deadline(process)
     except BaseException:
         current.process = None
+        if process is not None:
+            driver_signals.restore()
+            process.close()
         if entry.node is not None:
             entry.node.leave(1.0)
         raise
