@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 from helpers.jobs import ROOT
 
@@ -17,7 +19,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PUBLIC_METHODS, FUNCTION_LINES, FILE_LINES = 30, 60, 800
+PUBLIC_METHODS, FUNCTION_LINES = 30, 60
 FIRST_WORDS = frozenset(
     {"It", "Who", "Of", "As", "Nobody", "Somebody", "That", "So", "Do", "Whether", "What", "Up", "From"}
 )
@@ -52,16 +54,42 @@ class Source:
 
     @cached_property
     def nodes(self) -> list[ast.AST]:
-        return list(ast.walk(self.tree))
+        """The nodes of the tree, outer ones first, without `Load` and `Store`."""
+        found: list[ast.AST] = [self.tree]
+        for node in found:
+            for name in node._fields:
+                child = getattr(node, name, None)
+                if isinstance(child, list):
+                    found += [each for each in child if isinstance(each, ast.AST)]
+                elif isinstance(child, ast.AST) and not isinstance(child, ast.expr_context):
+                    found.append(child)
+        return found
+
+    @cached_property
+    def _by_kind(self) -> dict[type[ast.AST], list[Any]]:
+        found: dict[type[ast.AST], list[Any]] = defaultdict(list)
+        for node in self.nodes:
+            found[type(node)].append(node)
+        return found
+
+    def of_kind(self, *kinds: type[ast.AST]) -> list[Any]:
+        """The nodes of some kinds, those of one kind after the other, and outer ones before what is in them."""
+        return [node for kind in kinds for node in self._by_kind.get(kind, ())]
 
     def classes(self) -> Iterator[ast.ClassDef]:
-        return (node for node in self.nodes if isinstance(node, ast.ClassDef))
+        return iter(self.of_kind(ast.ClassDef))
+
+
+@cache
+def import_contracts() -> list[dict[str, Any]]:
+    """The import contracts of pyproject.toml."""
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    return list(options["contracts"])
 
 
 @cache
 def _cores_of_features() -> frozenset[str]:
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
-    (purity,) = (contract for contract in contracts if contract["id"] == "purity")
+    (purity,) = (contract for contract in import_contracts() if contract["id"] == "purity")
     names = [name.removeprefix("hpcray.") for name in purity["source_modules"]]
     return frozenset(f"{name.replace('.', '/')}.py" for name in names if name != "core")
 
@@ -76,7 +104,13 @@ def tree() -> tuple[Source, ...]:
     package = ROOT / "hpcray"
     paths = [path for path in sorted(package.rglob("*.py")) if "standin" not in path.parts]
     assert paths
-    return tuple(parse(path.relative_to(package).as_posix(), path.read_text()) for path in paths)
+    collects = gc.isenabled()
+    gc.disable()  # it would go through all trees again and again, and find nothing
+    try:
+        return tuple(parse(path.relative_to(package).as_posix(), path.read_text()) for path in paths)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, _Function, ast.ClassDef | None]]:
@@ -94,7 +128,7 @@ def functions(node: ast.AST, prefix: str = "") -> Iterator[tuple[str, _Function,
 # ------------------------------------------------------------ who writes a core's fields
 
 
-def _last_name(node: ast.expr) -> str:
+def last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
@@ -116,7 +150,7 @@ def _stores(node: ast.AST) -> Iterator[ast.Attribute]:
         targets = node.targets
     elif isinstance(node, ast.AugAssign | ast.AnnAssign | ast.For):
         targets = [node.target]
-    elif isinstance(node, ast.Call) and _last_name(node.func) in ("setattr", "__setattr__") and len(node.args) > 1:
+    elif isinstance(node, ast.Call) and last_name(node.func) in ("setattr", "__setattr__") and len(node.args) > 1:
         targets = [ast.Attribute(node.args[0], ast.unparse(node.args[1]))]
     else:
         targets = []
@@ -130,7 +164,7 @@ def core_writes(source: Source) -> Iterator[str]:
         return
     for node in source.nodes:
         for attribute in _stores(node):
-            if _last_name(attribute.value).lstrip("_") in CORE_NAMES:
+            if last_name(attribute.value).lstrip("_") in CORE_NAMES:
                 yield f"{source.path}:{node.lineno} {ast.unparse(attribute)}"
 
 
@@ -148,14 +182,14 @@ def shared_class_names(sources: Iterable[Source]) -> dict[str, list[str]]:
 
 
 def _base_names(node: ast.ClassDef) -> list[str]:
-    return [_last_name(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases]
+    return [last_name(base.value if isinstance(base, ast.Subscript) else base) for base in node.bases]
 
 
 def _is_abstract(node: ast.ClassDef) -> bool:
     if {"ABC", "Protocol"} & set(_base_names(node)):
         return True
     return any(
-        _last_name(mark) == "abstractmethod" for _, function, _ in functions(node) for mark in function.decorator_list
+        last_name(mark) == "abstractmethod" for _, function, _ in functions(node) for mark in function.decorator_list
     )
 
 
@@ -188,11 +222,9 @@ def concrete_bases(sources: Iterable[Source]) -> dict[str, str]:
 
 def sizes(sources: Iterable[Source]) -> dict[str, int]:
     """What is over its limit: `class NAME` in public methods, `function QUALIFIED.NAME` in lines of
-    its body without the docstring, `file PATH` in lines."""
+    its body without the docstring."""
     over: dict[str, int] = {}
     for source in sources:
-        if (lines := source.text.count("\n")) > FILE_LINES:
-            over[f"file {source.path}"] = lines
         for node in source.classes():
             public = {child.name for child in node.body if isinstance(child, _Function) and child.name[0] != "_"}
             if len(public) > PUBLIC_METHODS:
@@ -247,7 +279,7 @@ def exported(sources: Iterable[Source]) -> set[str]:
         node.value
         for source in sources
         for node in source.tree.body
-        if isinstance(node, ast.Assign) and _last_name(node.targets[0]) == "__all__"
+        if isinstance(node, ast.Assign) and last_name(node.targets[0]) == "__all__"
     ]
     return {str(node.value) for value in lists for node in ast.walk(value) if isinstance(node, ast.Constant)}
 
@@ -261,7 +293,7 @@ def undocumented(sources: Iterable[Source], public: set[str]) -> Iterator[str]:
             for child in [node, *methods]:
                 if not isinstance(child, ast.ClassDef | _Function) or child.name[0] == "_" or ast.get_docstring(child):
                     continue
-                if not any(_last_name(mark) in ("overload", "setter") for mark in child.decorator_list):
+                if not any(last_name(mark) in ("overload", "setter") for mark in child.decorator_list):
                     yield f"{source.path}: {child.name}" + ("" if child is node else f" of {getattr(node, 'name', '')}")
 
 

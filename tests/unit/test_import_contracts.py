@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.house_figures import STRINGS
+from helpers.house_laws import LAZY_TABLES, string_arrows
 from helpers.jobs import ROOT
+from helpers.source_laws import tree
 
 pytest.importorskip("importlinter", reason="no import-linter; 2.16 and later need Python 3.11")
 
@@ -57,6 +60,12 @@ def kept(contract: str, *imports: tuple[str, str]) -> bool:
 @pytest.mark.parametrize("contract", [given["id"] for given in OPTIONS["contracts_options"]])
 def test_the_contract_holds(contract: str) -> None:
     assert kept(contract), f"run: lint-imports --contract {contract}"
+
+
+def test_the_contracts_hold_with_the_modules_that_strings_name() -> None:
+    arrows = [arrow for arrow in string_arrows(tree()) if arrow[0] not in LAZY_TABLES]
+    arrows = [arrow for arrow in arrows if " -> ".join(arrow) not in STRINGS]
+    assert [contract for contract in contracts() if not kept(contract, *arrows)] == []
 
 
 @pytest.mark.parametrize(
