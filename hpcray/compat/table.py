@@ -136,7 +136,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.dask": ("hpcray.util.dask",),
     "ray.util.dask.callbacks": ("hpcray.util.dask.callbacks",),
     "ray.util.dask.common": ("hpcray.util.dask.common",),
-    "ray.util.dask.optimizations": ("hpcray.util.dask.optimizations",),
+    "ray.util.dask.optimizations": ("hpcray.util.dask.persistence:dataframe_optimize",),
     "ray.util.dask.scheduler": ("hpcray.util.dask.scheduler",),
     "ray.util.dask.scheduler_utils": ("hpcray.util.dask.scheduler_utils",),
     "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.memory_leaks:Suspect _test_some_code_for_memory_leaks"),

@@ -1,8 +1,12 @@
-"""`persist` of Dask's collections: what is computed stays in the object store, and the collection has refs to it."""
+"""`persist` of Dask's collections: what is computed stays in the object store, and the collection has refs to it.
+
+And the optimisation of data frames, of which nothing is left to be done.
+"""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +34,15 @@ def _keeping_refs(persist: Callable[..., Any]) -> Callable[..., Any]:
         return persist(*args, **kwargs)
 
     return keep_refs
+
+
+def dataframe_optimize(dsk: Any, keys: Any, **kwargs: Any) -> None:
+    """Warn, as Ray does, and leave the graph as it is: the shuffle that Ray rewrites is gone from Dask since 2025.1."""
+    warnings.warn(
+        "Custom dataframe shuffle optimization only works on dask>=2024.11.0,<2025.1.0, you are on version "
+        f"{dask.__version__}. Doing no additional optimization aside from the default one.",
+        stacklevel=2,
+    )
 
 
 dask.persist = _keeping_refs(_dask_persist)

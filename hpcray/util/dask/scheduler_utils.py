@@ -19,9 +19,18 @@ from dask.local import (
 )
 
 __all__ = [
-    "apply_sync", "default_get_id", "default_pack_exception", "execute_task", "finish_task", "get_async", "identity",
-    "nested_get", "release_data", "reraise", "start_state_from_dask",
-]  # fmt: skip
+    "apply_sync",
+    "default_get_id",
+    "default_pack_exception",
+    "execute_task",
+    "finish_task",
+    "get_async",
+    "identity",
+    "nested_get",
+    "release_data",
+    "reraise",
+    "start_state_from_dask",
+]
 
 
 def apply_sync(
