@@ -55,6 +55,9 @@ class Facade(ModuleType):
             if own is not _NOTHING and not isinstance(own, ModuleType):
                 return
         super().__setattr__(name, value)
+        if setter := table.SETTERS.get(f"{self.__name__}.{name}"):
+            source, _, function = setter.partition(":")
+            getattr(importlib.import_module(source), function)(value)
 
     def __dir__(self) -> list[str]:
         found = {name for name in self.__dict__ if not name.startswith("_") or name.startswith("__")}

@@ -264,7 +264,17 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """Sources by module of Ray; `()`: a package whose only contents are its submodules."""
 
-ATTRIBUTES: dict[str, dict[str, Any]] = {"ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"}}
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"},
+    "ray.actor": {"_actor_launch_hook": None},
+    "ray.remote_function": {"_task_launch_hook": None},
+}
+
+SETTERS = {
+    "ray.actor._actor_launch_hook": "hpcray.api.launch_hooks:set_actor_launch_hook",
+    "ray.remote_function._task_launch_hook": "hpcray.api.launch_hooks:set_task_launch_hook",
+}
+"""Names that Ray's libraries set: the function that is called with the new value."""
 
 LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow")
 """Ray's libraries on top of Core. They are pure Python, and a real wheel can lend them (`finder.lend`)."""

@@ -1,0 +1,67 @@
+"""Functions that are called at each launch of a task or actor from this process, before it is submitted.
+
+Ray's libraries set them: a trial of Tune refuses a task that none of its bundles has room for, which would wait for
+ever. Where there is none, launches cost nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
+from hpcray.runtime.core_worker.core_worker import current
+
+
+class LaunchedFunction(NamedTuple):
+    """What is launched. class_name: of an actor; "" for a task."""
+
+    module_name: str
+    class_name: str
+    function_name: str
+
+
+LaunchHook = Callable[[LaunchedFunction, Mapping[str, float], Any], object]
+"""Called with the function, the resources, and the scheduling strategy: that of a placement group too if it comes from
+the caller. What it raises is raised by `remote()`."""
+
+
+class LaunchHooks:
+    """The hooks of this process. task, actor: None for none."""
+
+    task: LaunchHook | None = None
+    actor: LaunchHook | None = None
+
+
+hooks = LaunchHooks()
+
+
+def set_task_launch_hook(hook: LaunchHook | None) -> None:
+    """Have `hook` called at each launch of a task; None: no more."""
+    hooks.task = hook
+    process = current.process
+    for function in list(process.placement_groups.bound) if process is not None else ():
+        function.unbind()  # their next calls find out that there is a hook
+
+
+def set_actor_launch_hook(hook: LaunchHook | None) -> None:
+    """Have `hook` called at each launch of an actor; None: no more."""
+    hooks.actor = hook
+
+
+def launched(hook: LaunchHook, what: Any, resources: Mapping[str, float], strategy: Any) -> None:
+    """Call a hook.
+
+    Args:
+        what: the function, or the class of an actor.
+    """
+    module, name = getattr(what, "__module__", ""), getattr(what, "__qualname__", "")
+    is_class = isinstance(what, type)
+    hook(LaunchedFunction(module, name if is_class else "", "__init__" if is_class else name), resources, strategy)
+
+
+def strategy_in_force(given: Mapping[str, Any], group: tuple[Any, int, bool] | None) -> Any:
+    """Return the strategy of a launch with these options, in this group with its bundle and whether it captures."""
+    if group is not None:
+        return PlacementGroupSchedulingStrategy(*group)
+    return given.get("scheduling_strategy") or "DEFAULT"
