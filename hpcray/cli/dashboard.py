@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
+from typing import TYPE_CHECKING
 
 import click
 
-from hpcray.cli.job_option import job, job_option, session_directory
+from hpcray.cli.job_option import errors_as_messages, job, job_option, session_directory
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.dashboard_address import UNIX, published_dashboard
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+
+if TYPE_CHECKING:
+    from hpcray.ray_api.server import ApiAddress
 
 
 @click.command()
@@ -19,7 +26,27 @@ from hpcray.platform.dashboard_address import UNIX, published_dashboard
     help="Listen on this port of 127.0.0.1, for processes of this user; 0: one that is free. Default: a Unix socket.",
 )  # fmt: skip
 @click.option("--allow-actions", is_flag=True, help="Let browsers kill actors and remove nodes. Default: read-only.")
-def dashboard(address: str, port: int | None, allow_actions: bool) -> None:
+@click.option(
+    "--ray-api", is_flag=True,
+    help="Serve Ray's REST API for jobs too, on a port of 127.0.0.1, for requests with a token. HPCRAY_RAY_API=1 does "
+    "the same.",
+)  # fmt: skip
+@click.option(
+    "--ray-api-port", type=click.IntRange(0, 65535), metavar="PORT", default=8265, show_default=True,
+    help="Port of that API; 0: one that is free.",
+)  # fmt: skip
+@click.option(
+    "--ray-api-host", metavar="ADDRESS", default="127.0.0.1", show_default=True,
+    help="Address of this host for that API. Where it is none of loopback, other hosts reach it, and other users.",
+)  # fmt: skip
+@click.option(
+    "--ray-api-tls", nargs=2, type=click.Path(exists=True, dir_okay=False), metavar="CERT KEY",
+    help="Files of the certificate and its key, for https.",
+)  # fmt: skip
+def dashboard(
+    address: str, port: int | None, allow_actions: bool, ray_api: bool, ray_api_port: int, ray_api_host: str,
+    ray_api_tls: tuple[str, str] | None,
+) -> None:  # fmt: skip
     """Show a running job in the browser, until Ctrl-C or the end of the job.
 
     Prints the line for ssh that leads here from your own machine, and a link that is good for one browser; when it was
@@ -27,8 +54,12 @@ def dashboard(address: str, port: int | None, allow_actions: bool) -> None:
     """
     try:
         from hpcray.dashboard import server
+        from hpcray.ray_api.server import ApiAddress
     except ImportError as error:
         raise click.ClickException(f"{error}; hint: pip install 'hpcray[observe]'") from None
+    with errors_as_messages(ValueError):
+        ray_api = ray_api or launch_config(os.environ).ray_api
+    api_place = ApiAddress(ray_api_host, ray_api_port, *(ray_api_tls or ())) if ray_api else None
     path = session_directory(address)
     with contextlib.ExitStack() as stack:
         try:
@@ -43,6 +74,7 @@ def dashboard(address: str, port: int | None, allow_actions: bool) -> None:
         stack.enter_context(contextlib.closing(sock))
         here = place if port is not None else UNIX + place
         stack.enter_context(published_dashboard(path, here))
+        api_sock = _listen(stack, api_place) if api_place is not None else None
         process = stack.enter_context(job(path))
         local = server.LOCAL_PORT if port is None else sock.getsockname()[1]
         rights = "actors can be killed and nodes removed" if allow_actions else "read-only"
@@ -50,6 +82,8 @@ def dashboard(address: str, port: int | None, allow_actions: bool) -> None:
         click.echo(f"from your own machine:  ssh -N -L {local}:{place} {socket.gethostname()}")
         if process.run.end or os.environ.get("SLURM_JOB_ID"):
             click.echo("through a login node:   the same with -J LOGIN_NODE")
+        if api_place is not None and api_sock is not None:
+            _serve_api(stack, process, api_sock, api_place)
 
         def announce(token: str) -> None:
             click.echo(f"open, in one browser:   http://localhost:{local}/#token={token}")
@@ -57,6 +91,40 @@ def dashboard(address: str, port: int | None, allow_actions: bool) -> None:
         ended = server.DashboardServer(process, sock, announce, allow_actions).run()
         if ended:
             click.echo(f"the job has ended: {ended}")
+
+
+def _listen(stack: contextlib.ExitStack, place: ApiAddress) -> socket.socket:
+    """Listen where Ray's API is to be; the command ends with a message where that is not possible."""
+    try:
+        return stack.enter_context(contextlib.closing(place.listen()))
+    except (OSError, ValueError) as error:
+        hint = "" if isinstance(error, ValueError) else f" ({place.host}:{place.port}); hint: --ray-api-port 0"
+        raise click.ClickException(f"{error}{hint}") from None
+
+
+def _serve_api(stack: contextlib.ExitStack, process: CoreWorker, sock: socket.socket, place: ApiAddress) -> None:
+    """Serve Ray's API until the stack ends, and say how its clients find it."""
+    from hpcray.ray_api.server import path_beside, serving
+    from hpcray.ray_api.token import api_token
+
+    try:
+        token = api_token(os.environ, path_beside(process.session_dir, sock, "token"))
+        if token.is_new:
+            stack.callback(_remove, token.path)
+        stack.enter_context(serving(process, sock, place, token.value))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"Ray's API: {error}") from None
+    click.echo(f"Ray's REST API at {place.url(sock)}; for Ray's clients:")
+    for name, text in {"RAY_API_SERVER_ADDRESS": place.url(sock), **token.exports()}.items():
+        click.echo(f"  export {name}={shlex.quote(text)}")
+    if not token.path:
+        click.echo("  and RAY_AUTH_TOKEN as it is here")
+    if not place.is_loopback and not place.cert:
+        click.echo(
+            f"hpcray: warning: other hosts reach {place.host}, and the token goes over the network in plain text: who "
+            "reads it there can run commands as you; hint: --ray-api-tls CERT KEY, or 127.0.0.1 and a tunnel of ssh",
+            err=True,
+        )
 
 
 def _remove(path: str) -> None:

@@ -16,7 +16,7 @@ ExecutorName = Literal["auto", "slurm", "pbs", "flux", "local"]
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Text, all of it; "" where the site and the user say nothing.
+    """Text, most of it; "" where the site and the user say nothing.
 
     Attributes:
         launcher: what `hpcray-launch` starts nodes with, as its `--launcher`. "srun" and "flux" count only inside a job
@@ -34,6 +34,7 @@ class LaunchConfig:
             secrets may lie below them. Those of root and the user's own need no mention.
         network_devices: network devices for MPI and UCX, as `UCX_NET_DEVICES`, which comes first where it is set; "":
             those of the rank's NUMA node, or those that UCX chooses.
+        ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`.
     """
 
     launcher: LauncherName = "auto"
@@ -46,6 +47,7 @@ class LaunchConfig:
     tmpdir: str = ""
     safe_directories: str = ""
     network_devices: str = ""
+    ray_api: bool = False
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> LaunchConfig:

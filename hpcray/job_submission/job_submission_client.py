@@ -32,7 +32,7 @@ from hpcray.job_submission.cluster_address import get_address_for_submission_cli
 from hpcray.job_submission.job_details import JobDetails, JobType
 from hpcray.job_submission.job_request import JobSubmitRequest
 from hpcray.job_submission.job_supervisor import JobSupervisor
-from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import IN_PLACE, RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.runtime_env.runtime_env_setup import package_digest
 from hpcray.state import attached, connected
@@ -88,7 +88,9 @@ class JobSubmissionClient:
                 raise TypeError(f"{name} must be {shown}, got {type(value)}")
         if not isinstance(verify, (str, bool)):
             raise TypeError(f"verify must be a str or bool, got {type(verify)}")
-        self._session_dir = get_address_for_submission_client(address)
+        with _one_at_a_time:  # meanwhile no other thread's call has joined a cluster for itself
+            self._own = current.process
+            self._session_dir = get_address_for_submission_client(address)
         self._default_metadata = metadata or {}
 
     def get_address(self) -> str:
@@ -260,6 +262,9 @@ class JobSubmissionClient:
 
     @contextlib.contextmanager
     def _joined(self) -> Iterator[CoreWorker]:
+        if self._own is not None and self._own.dead is None:
+            yield self._own  # threads of the program need not wait for each other
+            return
         with _one_at_a_time, attached(self._session_dir) as process:
             yield process
 

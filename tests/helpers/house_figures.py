@@ -158,7 +158,7 @@ SHORT_FILES = {
 LINES_OF_CODE = {
     "api": 2985,
     "autoscaler": 822,
-    "cli": 2578,
+    "cli": 2638,
     "common": 1435,
     "compat": 3406,
     "core": 12622,
@@ -166,7 +166,7 @@ LINES_OF_CODE = {
     "diagnostics": 2643,
     "experimental": 664,
     "graphs": 2182,
-    "job_submission": 713,
+    "job_submission": 718,
     "jobs": 1233,
     "kernel": 37888,
     "launch": 551,
@@ -176,6 +176,7 @@ LINES_OF_CODE = {
     "processes": 338,
     "progress_bars": 217,
     "protocol": 1479,
+    "ray_api": 451,
     "runtime": 12431,
     "runtime_env": 1025,
     "state": 3936,
@@ -183,11 +184,11 @@ LINES_OF_CODE = {
     "top": 753,
     "transport": 1877,
     "util": 3703,
-    "whole": 67882,
+    "whole": 68220,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 520,
+    "whole": 526,
 }
 """Files of the package, those of compat/standin left out."""
