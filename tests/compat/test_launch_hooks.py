@@ -1,4 +1,4 @@
-"""The hooks of Ray that are called at each launch of a task or actor: Ray Tune checks with them what its trials start."""
+"""The hooks of Ray that are called at each launch of a task or actor, with which Tune checks what its trials start."""
 
 from __future__ import annotations
 
