@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import importlib
 import inspect
 import logging
 import os
@@ -250,7 +249,8 @@ def init(
     return ClientContext()
 
 
-_OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
+start_hooks: list[Callable[[CoreWorker, Mapping[str, Any]], None]] = []
+"""Called when this process joins a job as a driver, with the settings of `init`; an error ends the session again."""
 post_init_hooks: list[Callable[[], object]] = []
 """Called when this process has joined a job as a driver."""
 
@@ -349,9 +349,8 @@ def _start_driver(
         runtime_envs.job["logging_config"] = logging_config.to_dict()
     if actor_lifetime == "detached":
         runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
-    if hook := settings.get("_tracing_startup_hook") or (_OTLP_HOOK if process.config.trace else ""):
-        # By name, as the hook: it is above this package, and loads OpenTelemetry.
-        importlib.import_module("hpcray.util.tracing.tracing_helper").start(hook)
+    for hook in start_hooks:
+        hook(process, settings)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.core_worker.ready_queue import ReadyQueue
+from hpcray.runtime.core_worker.worker_output import RAY_TQDM_MAGIC, line_filters
 
 if TYPE_CHECKING:
     from hpcray.progress_bars.progress_display import ProgressDisplay, ProgressState
@@ -22,6 +23,16 @@ T = TypeVar("T")
 
 _SHORTEST = 0.01
 """Seconds that a look for ready refs may take at least."""
+
+
+def _show_bar(line: str) -> str:
+    """Show the bar that a line of a worker is about, in a driver that may have made none itself."""
+    from hpcray.experimental.tqdm_ray import show_line  # needed by those who show a bar only
+
+    return show_line(line)
+
+
+line_filters[RAY_TQDM_MAGIC] = _show_bar
 
 
 class Progress(WaitableRefs[T]):

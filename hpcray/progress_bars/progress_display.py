@@ -15,7 +15,6 @@ from hpcray.runtime.core_worker.core_worker import current
 
 _TERMINAL, _NOTEBOOK, _LINES = 0.1, 0.5, 10.0
 """Seconds between two updates."""
-_BARS = "hpcray.experimental.tqdm_ray"  # by name: it is above this package
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,9 @@ class ProgressBar:
         """See `ProgressDisplay`."""
         self._clock.tick()
         if self._bar is None:
-            self._bar = importlib.import_module(_BARS).tqdm(total=state.total, flush_interval_s=0.0)
+            from hpcray.experimental.tqdm_ray import tqdm  # needed by those who show a bar only
+
+            self._bar = tqdm(total=state.total, flush_interval_s=0.0)
         self._bar.n = state.done
         self._bar.set_description(state.desc + (f" ({state.failed} failed)" if state.failed else ""))
 

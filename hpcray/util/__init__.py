@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from hpcray.api.actor import list_named_actors
+from hpcray.api.session import start_hooks as _start_hooks
 from hpcray.platform.sockets import node_ip_address
 from hpcray.util.placement_group import (
     get_current_placement_group,
@@ -19,6 +20,9 @@ from hpcray.util.placement_group import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpcray.runtime.core_worker.core_worker import CoreWorker
     from hpcray.util.actor_pool import ActorGroup, ActorPool
     from hpcray.util.annotations import DeveloperAPI, PublicAPI
     from hpcray.util.debug import disable_log_once_globally, enable_periodic_logging, log_once
@@ -77,6 +81,7 @@ _MODULES = {
     ),
     *("state", "tracing", *_WHERE.values(), *_ALIASES),
 }
+_OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
 
 
 class _AliasModule(ModuleType):
@@ -107,6 +112,17 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _start_tracing(process: CoreWorker, settings: Mapping[str, Any]) -> None:
+    """Open spans in a driver whose `init`, or whose setting `trace`, asks for it."""
+    if hook := settings.get("_tracing_startup_hook") or (_OTLP_HOOK if process.config.trace else ""):
+        from hpcray.util.tracing.tracing_helper import start  # loads OpenTelemetry
+
+        start(hook)
+
+
+_start_hooks.append(_start_tracing)
 
 
 def get_node_ip_address(address: str | None = None) -> str:

@@ -8,14 +8,10 @@ and the commit message says why. Each entry stands on a line of its own.
 from __future__ import annotations
 
 STRINGS = {
-    "hpcray.progress_bars.progress_display -> hpcray.experimental.tqdm_ray": "draws the bars of `progress`",
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
-    "hpcray.api.session -> hpcray.util.tracing.otlp_file": "the set-up function of HPCRAY_TRACE",
-    "hpcray.api.session -> hpcray.util.tracing.tracing_helper": "init() starts tracing",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
-    "hpcray.runtime.core_worker.worker_output -> hpcray.experimental.tqdm_ray": "takes out bars",
     "hpcray.processes.bootstrap -> hpcray.processes.raylet_main": "lasting: code of another process",
 }
 """Strings that name a module above their own, or close a circle of imports, with what for."""
@@ -156,7 +152,7 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 2985,
+    "api": 2984,
     "autoscaler": 822,
     "cli": 2638,
     "common": 1435,
@@ -174,7 +170,7 @@ LINES_OF_CODE = {
     "notebooks": 219,
     "platform": 5056,
     "processes": 338,
-    "progress_bars": 217,
+    "progress_bars": 222,
     "protocol": 1479,
     "ray_api": 451,
     "runtime": 12431,

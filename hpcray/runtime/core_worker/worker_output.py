@@ -6,7 +6,6 @@ A thread of its own prints: what a program has put in place of these streams may
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import re
 import sys
@@ -32,6 +31,10 @@ _NEVER = "RAY_DEDUP_LOGS_SKIP_REGEX"
 TESTING_NEVER_DEDUP_TOKEN = "__ray_testing_never_deduplicate__"
 RAY_TQDM_MAGIC = "__ray_tqdm_magic_token__"
 """In a line of a worker that is the state of a progress bar."""
+line_filters: dict[str, Callable[[str], str]] = {}
+"""By a token: takes a line of a worker that has the token in it, and returns what is left to be printed.
+
+Packages above this one add theirs when they are imported."""
 _FLUSH_TIMEOUT = 1.0
 """Seconds that a driver which ends waits for more output without any coming."""
 _RESET = "\x1b[0m"
@@ -73,9 +76,10 @@ class WorkerBars:
     def take(lines: Iterable[str]) -> Iterator[str]:
         """Show the bars that lines are about. Yields the other lines."""
         for line in lines:
-            if RAY_TQDM_MAGIC not in line:
+            token = next((token for token in line_filters if token in line), None)
+            if token is None:
                 yield line
-            elif rest := importlib.import_module("hpcray.experimental.tqdm_ray").show_line(line):
+            elif rest := line_filters[token](line):
                 yield rest
 
 
