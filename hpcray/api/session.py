@@ -381,7 +381,10 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     Raises:
         ConnectionError: there is no session to join. StartupError: a node did not start.
     """
-    entry = enter(address, _preloading(options))
+    from hpcray.ray_start.lookup import find_session  # a room above the kernel
+
+    found = find_session(address, os.environ) if address != "local" else None
+    entry = enter(found or address, _preloading(options))
     process = None
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory)

@@ -90,7 +90,16 @@ def session_directory(wanted: str) -> str:
 def _enter_job_on(address: str) -> None:
     """Run the command again in the Slurm job that has the host of a cluster's address, if there is one."""
     if found := slurm_job_on(address):
-        enter_slurm_job(found[0], _command_module(), _words_with(["--job", address]), host=found[1])
+        enter_job(*found, address)
+
+
+def enter_job(job_id: str, host: str, address: str) -> NoReturn:
+    """Run the command again on a host of a Slurm job, and end with its exit code.
+
+    Args:
+        job_id: Slurm's id. host: the name of the node. address: of the cluster, for the command there.
+    """
+    enter_slurm_job(job_id, _command_module(), _words_with(["--job", address]), host=host)
 
 
 def _words_with(named: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ from hpcray.cli import observe
 from hpcray.cli.debug import debug
 from hpcray.cli.job import job
 from hpcray.cli.job_option import check_configuration, job_option, session_directory
+from hpcray.cli.ray_start import start, stop, symmetric_run
 from hpcray.cli.ray_status import health_check, status
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.state.options import StateResource
@@ -24,10 +25,7 @@ from hpcray.util.state import RayStateApiException, StateApiClient
 _LAUNCH = "a cluster lasts as long as its program; hint: hpcray-launch program.py, or sbatch"
 _END = "hint: Ctrl-C at the program, scancel, or the end of the program"
 _MISSING = {
-    "start": _LAUNCH,
     "up": _LAUNCH,
-    "symmetric-run": _LAUNCH,
-    "stop": _END,
     "down": _END,
     "attach": "hint: srun --jobid=JOB --overlap -n 1 --pty bash",
     "exec": "hint: srun --jobid=JOB --overlap -n 1 COMMAND, or ray job submit -- COMMAND",
@@ -152,6 +150,9 @@ for _what, _option, _field in (
     _logs_of(_what, _option, _field)
 logs.add_command(_cluster_logs())
 for _command in (
+    start,
+    stop,
+    symmetric_run,
     debug,
     job,
     status,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 
 import click
 
-from hpcray.cli.job_option import errors_as_messages, session_directory
+from hpcray.cli.job_option import enter_job, errors_as_messages, session_directory
+from hpcray.cli.slurm_entry import ENTERED
 from hpcray.common.exceptions import RayError
 from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.platform.host_addresses import parse_cluster_address
 from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
+from hpcray.ray_start.clusters import SeveralClustersError
+from hpcray.ray_start.lookup import head_elsewhere, session_here
 from hpcray.state import connected
 from hpcray.state.cluster_status import cluster_status, show_status
 
@@ -66,15 +70,27 @@ def _cluster(address: str | None) -> str:
     try:
         if wanted in _AUTO:
             try:
-                return find_running_job()
+                return session_here("auto") or find_running_job()
             except NoRunningJobError:
                 if os.environ.get("SLURM_JOB_ID"):
                     raise
                 wanted = "auto"  # on a login host
         elif parts := parse_cluster_address(wanted):
-            return find_cluster(wanted, parts)
+            try:
+                return find_cluster(wanted, parts)
+            except NoRunningJobError:
+                _ask_on_head(wanted)
+                raise
     except NoRunningJobError as error:
         raise click.ClickException(f"{_NONE} {error}") from None
-    except (SeveralRunningJobsError, ValueError) as error:
+    except (SeveralRunningJobsError, SeveralClustersError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     return session_directory(wanted)
+
+
+def _ask_on_head(address: str) -> None:
+    """Run the command again on the host of the head, where this host has no node of a cluster that `ray start` made:
+    scripts ask there before they start one."""
+    job, host = head_elsewhere(address)
+    if job and host and not os.environ.get(ENTERED) and shutil.which("srun"):
+        enter_job(job, host, address)

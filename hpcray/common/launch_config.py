@@ -30,6 +30,12 @@ class LaunchConfig:
             directory.
         tmpdir: node-local directory, with a short path, for session directories and other temporary files; "": the
             batch system's, else the system's.
+        start_dir: the directory of the secrets of clusters that `ray start` makes, of the user alone, on a file system
+            that all nodes see; "": `clusters` in `~/.hpcray`.
+        start_bell: whether the head of such a cluster lets scripts test the port that `--port` gives; it says nothing
+            there.
+        head_wait: seconds that `ray start --address` waits for its head.
+        join_wait: seconds that `init()` waits for a node that `ray start` was called for.
         safe_directories: directories of other users that this user trusts, separated by ":": session directories and
             secrets may lie below them. Those of root and the user's own need no mention.
         network_devices: network devices for MPI and UCX, as `UCX_NET_DEVICES`, which comes first where it is set; "":
@@ -45,6 +51,10 @@ class LaunchConfig:
     constraint: str = ""
     jobs: str = ""
     tmpdir: str = ""
+    start_dir: str = ""
+    start_bell: bool = True
+    head_wait: float = 300.0
+    join_wait: float = 30.0
     safe_directories: str = ""
     network_devices: str = ""
     ray_api: bool = False

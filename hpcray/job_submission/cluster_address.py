@@ -17,6 +17,8 @@ from hpcray.platform.running_jobs import (
     running_jobs,
 )
 from hpcray.platform.session_directory import read_session
+from hpcray.ray_start.clusters import SeveralClustersError
+from hpcray.ray_start.lookup import is_started, session_here
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.state import attached
 
@@ -78,9 +80,17 @@ def find_cluster(address: str, parts: ClusterAddress) -> str:
     Raises:
         NoRunningJobError: there is none. SeveralRunningJobsError: more than one could be meant.
     """
+    try:
+        if (started := session_here(address)) is not None:
+            return started
+    except SeveralClustersError as error:
+        raise NoRunningJobError(str(error)) from None
     if is_this_host(parts.host):
         try:
-            return find_running_job()
+            found_here = find_running_job()
+            if parts.scheme or not is_started(found_here):
+                return found_here
+            raise NoRunningJobError(f"the cluster that has a node here ({found_here}) has another name")
         except NoRunningJobError as error:
             raise NoRunningJobError(f"Failed to connect to Ray at address: {address}. {error}; {_ELSEWHERE}") from None
     found = [path for path in _candidates() if _is_on(path, parts.host)]

@@ -40,6 +40,7 @@ _PATHS = frozenset(
         "mpirun",
         "safe_directories",
         "spill_dir",
+        "start_dir",
         "tmpdir",
     }
 )

@@ -5,18 +5,26 @@ from __future__ import annotations
 import os
 
 
-def keep_logs(session_logs: str, directory: str, node: int) -> str:
+def node_logs(directory: str, node: int) -> str:
+    """The directory where the log files of a node stay.
+
+    Args:
+        directory: of the whole job; %j stands for the number of Slurm's job.
+        node: the number of the node.
+    """
+    return os.path.join(os.path.abspath(directory.replace("%j", os.environ.get("SLURM_JOB_ID", "0"))), f"node-{node}")
+
+
+def keep_logs(session_logs: str, kept: str) -> str:
     """Have the log files of a node written to a directory that stays.
 
     Args:
         session_logs: the directory of log files in the session directory; made here, as a link.
-        directory: where they stay, in `node-<number>`; %j stands for the number of Slurm's job.
-        node: the number.
+        kept: where they stay.
 
     Returns:
         Why they are not, "" if they are.
     """
-    kept = os.path.join(os.path.abspath(directory.replace("%j", os.environ.get("SLURM_JOB_ID", "0"))), f"node-{node}")
     try:
         os.makedirs(kept, 0o700, exist_ok=True)
         os.symlink(kept, session_logs)

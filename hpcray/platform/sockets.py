@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import ipaddress
 import os
+import re
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Union
 
 _SIOCGIFADDR = 0x8915
 _LOOPBACK = "127.0.0.1"
+_ROUTES, _ADDRESSES6 = "/proc/net/fib_trie", "/proc/net/if_inet6"
+_LOCAL_ROUTE = re.compile(r"\|-- (\S+)\n\s+/32 host LOCAL")
 _CREDENTIALS = struct.Struct("3i")
 
 SOCKET_BUFFER = 4 << 20
 """Bytes that the kernel takes at a time, where the system lets it."""
 Piece = Union[bytes, memoryview]
+NODE_ADDRESS = "RAY_OVERRIDE_NODE_IP_ADDRESS"
+"""Variable with the address by which programs know this node, as on Ray."""
+_OWN_ADDRESSES = ("RAY_NODE_IP_ADDRESS", "VLLM_HOST_IP")
+"""Variables that give it too, where it is an address of this host: a launcher may have copied another host's."""
 
 
 def node_ip_address(toward: str | None = None) -> str:
-    """The IPv4 address of the interface that leads to `toward` ("host:port"; default: the internet).
+    """The IPv4 address of the interface that leads to `toward` ("host:port"; default: the internet). Without `toward`,
+    what NODE_ADDRESS and its like say comes first.
 
     No packet is sent. Nodes without a default route answer with the address of their host name or of their first
     interface; a machine without network with 127.0.0.1.
     """
+    if toward is None and (given := _given_address(os.environ)):
+        return given
     host, _, port = (toward or "8.8.8.8:53").rpartition(":")
     return _routed(host, port) or _named() or _first_interface() or _LOOPBACK
+
+
+def _given_address(environ: Mapping[str, str]) -> str:
+    """The address that the environment gives this node; "" for none."""
+    if given := environ.get(NODE_ADDRESS, ""):
+        return given
+    wanted = [text for name in _OWN_ADDRESSES if (text := environ.get(name, ""))]
+    if not wanted:
+        return ""
+    own = set(own_addresses())
+    return next((text for text in wanted if text in own), "")
+
+
+def own_addresses() -> list[str]:
+    """All IP addresses of this host's interfaces, without those of the loopback and of single links (fe80::)."""
+    found = [address for _, address in _interfaces()]  # the first of each interface; the kernel's tables have all
+    with contextlib.suppress(OSError), open(_ROUTES, encoding="ascii") as file:
+        found += _LOCAL_ROUTE.findall(file.read())
+    with contextlib.suppress(OSError), open(_ADDRESSES6, encoding="ascii") as file:
+        found += [str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0]))) for line in file]
+    kept = [address for address in dict.fromkeys(found) if not address.startswith(("127.", "fe80:"))]
+    return [address for address in kept if address != "::1"]
 
 
 def _routed(host: str, port: str) -> str | None:

@@ -253,6 +253,10 @@ class UcxControl:
         self._handshake_sends.append((time.monotonic() + _SEND_TIME, request, endpoint, buffer))
         self._backoff.touch()
 
+    def fails_to_reach(self) -> bool:
+        """Return True where the endpoint of the last message of `send_handshake` has failed: its peer is gone."""
+        return bool(self._handshake_sends) and not self._handshake_sends[-1][2].alive
+
     # ------------------------------------------------------------ inside
 
     def _post(self, dest: int, link: _Link, number: int, data: Received) -> None:

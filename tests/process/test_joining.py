@@ -436,7 +436,7 @@ def test_a_join_token_with_another_secret_opens_nothing(token: Path, tmp_path: P
     line = [sys.executable, "-m", "hpcray", "--join", str(forged)]
     environ = {**os.environ, "HPCRAY_START_TIMEOUT": "2"}
     ended = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environ)
-    assert ended.returncode == 1 and "has not answered within 2 s" in ended.stderr
+    assert ended.returncode == 1 and "does not answer within 2 s" in ended.stderr
     assert alive() == 1 and ray.get(ray.remote(lambda: 1).remote(), timeout=10) == 1
 
 

@@ -27,6 +27,7 @@ from hpcray.core.gcs.handshake import (
     ACCEPTED,
     NONCE_BYTES,
     REJECTED,
+    WAITING,
     Admitted,
     Answer,
     HandshakeAcceptor,
@@ -53,6 +54,10 @@ from hpcray.transport.ucx_data import UcxData
 _REPORT_INTERVAL = 10.0
 _LONGEST_SLEEP = 0.05
 _BARRIER_POLL = 0.001
+SILENT = "does not answer"
+"""In the error of a node whose head is gone."""
+_TRIES, _TRY_AGAIN = 4, 0.5
+"""How often a message goes to a head that cannot be reached, and seconds between two of them."""
 _PATHS = "_join_tokens"
 """Namespace of the files that hold the job's join token, in the key-value store."""
 
@@ -316,22 +321,24 @@ def _ask_head(control: UcxControl, data: UcxData, token: JoinToken, ranks: int, 
     request = JoinRequest(*versions(), os.urandom(NONCE_BYTES), data.engine.address(), host, ranks)
     initiator = HandshakeInitiator(token.secret, request)
     control.send_handshake(token.address, token.host == host, initiator.message)
-    _shake_hands(control, initiator, token, host, timeout)
+    ended = not _shake_hands(control, initiator, token, host, timeout)
     if initiator.admitted is None:
         data.close()
         raise StartupError(
             f"the job does not let this node join: {initiator.refusal}"
             if initiator.state == REJECTED
-            else f"the job on {token.host} has not answered within {timeout:g} s; hint: has it ended?"
+            else f"the job on {token.host} {SILENT}: nobody listens there any more; hint: has it ended?"
+            if ended
+            else f"the job on {token.host} {SILENT} within {timeout:g} s; hint: has it ended?"
         )
     return initiator.admitted
 
 
 def _shake_hands(
     control: UcxControl, initiator: HandshakeInitiator, token: JoinToken, host: str, timeout: float
-) -> None:
-    """Exchange messages until the head has decided."""
-    deadline = time.monotonic() + timeout
+) -> bool:
+    """Exchange messages until the head has decided. Returns False where no process listens at its address."""
+    deadline, tries = time.monotonic() + timeout, _TRIES
     poll = select.poll()
     fd = control.fileno()
     assert fd is not None
@@ -342,5 +349,12 @@ def _shake_hands(
             answer = initiator.receive(message)
             if answer is not None:
                 control.send_handshake(token.address, token.host == host, answer)
+        if initiator.state == WAITING and control.fails_to_reach():
+            # The head has ended, or has too many callers at this moment.
+            if not (tries := tries - 1):
+                return False
+            time.sleep(_TRY_AGAIN)
+            control.send_handshake(token.address, token.host == host, initiator.message)
         if initiator.state not in (ACCEPTED, REJECTED) and control.arm():
             poll.poll(1000 * min(left, _LONGEST_SLEEP))
+    return True

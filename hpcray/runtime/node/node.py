@@ -28,7 +28,7 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import silenced_output, write_exit_code
 from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
-from hpcray.platform.kept_logs import keep_logs
+from hpcray.platform.kept_logs import keep_logs, node_logs
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
 from hpcray.platform.numa_binding import original_affinity
 from hpcray.platform.process_tree import ProcessIdentity
@@ -302,7 +302,8 @@ class _NodeServer:
             sizes = node.config.chunk, TRANSFER_SLOTS, overflow
             recorders = CoreRecorders(context, lease_manager, store, raylet.head, *sizes)
         logs = logs_directory(context.session_dir)
-        if node.config.log_dir and (problem := keep_logs(logs, node.config.log_dir, self._rank)):
+        kept = node.options.logs or (node_logs(node.config.log_dir, self._rank) if node.config.log_dir else "")
+        if kept and (problem := keep_logs(logs, kept)):
             raylet.log(f"warning: {problem}")
         introspection = RayletIntrospection(
             context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events,

@@ -160,6 +160,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         broadcast_env: a directory that rank 0 reads and all nodes get a copy of; "": none.
         driver: the driver's command line after the interpreter, where a rank is to start one; else empty.
         node_id, node_name: "": the id is drawn, the name is the address.
+        address: the IP address by which programs know this node; "": the one that `node_ip_address` finds.
+        logs: the directory for the log files of this node; "": what `Config.log_dir` says.
         instance: the batch job that the autoscaler has started this node by, "" for none.
     """
 
@@ -178,6 +180,8 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     driver: list[str] = []
     node_id: str = ""
     node_name: str = ""
+    address: str = ""
+    logs: str = ""
     instance: str = ""
 
     @classmethod

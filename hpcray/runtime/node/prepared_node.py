@@ -26,6 +26,7 @@ from hpcray.platform.numa_binding import RankPlan
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import become_subreaper
 from hpcray.platform.session_directory import SessionDirectory
+from hpcray.platform.sockets import NODE_ADDRESS
 from hpcray.platform.spill_files import spill_directory
 from hpcray.protocol.frames import SLOT_BYTES
 from hpcray.protocol.messages import RunInfo
@@ -85,6 +86,8 @@ class PreparedNode:
         if token is not None:
             config = config.in_job(token.settings)
         options = options.with_identity(os.environ)
+        if options.address:
+            os.environ[NODE_ADDRESS] = options.address  # the workers inherit it
         gpus = node_gpus(options.num_gpus, max(1, launch.here))
         accelerators = node_accelerators(options.resources, max(1, launch.here))
         spill_dir = spill_directory(config.spill_dir)

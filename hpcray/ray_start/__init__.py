@@ -1,0 +1,6 @@
+"""Clusters that batch scripts start node by node, as on Ray: `ray start`, `ray stop`, `ray symmetric-run`, and how
+`init()` finds such a cluster.
+
+`clusters` and `order` decide, without I/O; `registry` keeps the secrets and the calls of a user in private files;
+`keeper` holds a node; `lookup` is what `init()` asks.
+"""

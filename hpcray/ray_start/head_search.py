@@ -1,0 +1,161 @@
+"""How `ray start --address` looks for its head: in the directory of secrets, and at its bell."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.config_files import launch_config
+from hpcray.ray_start.bell import BELL, STRANGER, who_listens
+from hpcray.ray_start.clusters import Asker, SeveralClustersError, clusters_named, parse_cluster_name
+from hpcray.ray_start.registry import KnownCluster, Registry
+from hpcray.ray_start.surroundings import own_names, resolve
+from hpcray.runtime.node.joining import SILENT
+
+_PAUSE = 0.2
+_BELL_INTERVAL = 1.0
+_RESOLVE_INTERVAL = 5.0
+_AFTER_BELL = 4.0
+"""Seconds after the head is known to be up in which its file has to be seen: shared file systems may be late."""
+_TRIES = 3
+_FIRST_WORD = 5.0
+_RAYS_LIMITS = {
+    "RAY_NUM_REDIS_GET_RETRIES": 1.0,
+    "RAY_gcs_rpc_server_connect_timeout_s": 1.0,
+    "RAY_gcs_rpc_server_reconnect_timeout_s": 1.0,
+    "RAY_raylet_start_wait_time_s": 1.0,
+}
+"""Variables of Ray's that say how long a node waits, with the seconds of one unit. A longer wait counts."""
+
+
+def longest_wait(environ: Mapping[str, str], ours: float) -> float:
+    """Seconds that a node waits for its head."""
+    found = [ours]
+    for name, unit in _RAYS_LIMITS.items():
+        try:
+            found.append(float(environ.get(name, "")) * unit)
+        except ValueError:
+            continue
+    return max(found)
+
+
+class HeadSearch:
+    """The search of one node for its cluster.
+
+    Args:
+        address: H:P, or "auto".
+        allocation: the batch job around this node.
+        log: called with lines about what happens.
+    """
+
+    def __init__(
+        self, registry: Registry, address: str, allocation: str, environ: Mapping[str, str], log: Callable[[str], None]
+    ) -> None:
+        self._registry, self._address, self._allocation, self._log = registry, address, allocation, log
+        self._name = parse_cluster_name(address)
+        self._names = frozenset(name.lower() for name in own_names())
+        self._resolved: frozenset[str] = frozenset()
+        self._begun = self._now = time.monotonic()
+        self._limit = longest_wait(environ, launch_config(environ).head_wait)
+        self._next_resolve = self._next_bell = 0.0
+        self._up_since = float("inf")
+        self._stranger = False
+        self._told = False
+        self._silent: dict[str, str] = {}  # clusters whose heads do not answer, and why
+        self._tries: dict[str, int] = {}
+
+    def next(self) -> KnownCluster | None:
+        """The cluster to join; None while there is none.
+
+        Raises:
+            StartupError: there will be none, or the time is up. SeveralClustersError: more than one could be meant.
+        """
+        self._now = now = time.monotonic()
+        if self._name is not None and not self._name.is_local and now >= self._next_resolve:
+            self._next_resolve = now + _RESOLVE_INTERVAL
+            self._resolved = frozenset(resolve(self._name.host))
+        found = [known for known in self._known() if known.cluster.ident not in self._silent]
+        if found:
+            return self._one_of(found)
+        self._listen(now)
+        waited = now - self._begun
+        if now - self._up_since > _AFTER_BELL:
+            raise StartupError(
+                f"a head is up at {self._address} (a bell answers there, which may also be another user's), and "
+                f"{self._registry.path}, where this node looked for its secret, has no file of it{self._of_silent()}; "
+                "hint: HPCRAY_START_DIR names a directory of yours, of mode 700, that all nodes see"
+            )
+        if waited > self._limit:
+            raise StartupError(
+                f"no cluster {self._address} was found within {self._limit:.0f} s in {self._registry.path}"
+                f"{self._of_silent()}{self._of_stranger()}; hint: has `ray start --head` begun, by the same user, and "
+                "does HPCRAY_START_DIR (or the home) lie on a file system that all nodes see?"
+            )
+        if waited > _FIRST_WORD and not self._told:
+            self._told = True
+            self._log(
+                f"waiting for the head {self._address}, up to {self._limit:.0f} s; looking in {self._registry.path}"
+                f"{self._of_stranger()}"
+            )
+        return None
+
+    def pause(self) -> None:
+        """Wait a moment before the next look."""
+        time.sleep(_PAUSE)
+
+    def failed(self, known: KnownCluster, error: StartupError) -> None:
+        """Joining a cluster has failed.
+
+        Raises:
+            StartupError: it is no use to try it again.
+        """
+        ident = known.cluster.ident
+        if SILENT in str(error):
+            self._silent[ident] = f"{known.cluster.line()}: {error}"
+            self._log(f"{self._silent[ident]}; looking for another head of that name")
+            return
+        self._tries[ident] = self._tries.get(ident, 0) + 1
+        if self._tries[ident] >= _TRIES or "does not let this node join" in str(error):
+            raise error
+        self._log(f"{error}; trying again")
+        self.pause()
+
+    def _known(self) -> list[KnownCluster]:
+        known = {found.cluster.ident: found for found in self._registry.clusters()}
+        clusters = [found.cluster for found in known.values()]
+        asker = Asker(self._allocation, self._names, self._resolved)
+        if self._name is None:
+            own = [cluster for cluster in clusters if not self._allocation or cluster.allocation == self._allocation]
+            return [known[cluster.ident] for cluster in own]
+        return [known[cluster.ident] for cluster in clusters_named(self._name, clusters, asker)]
+
+    def _one_of(self, found: list[KnownCluster]) -> KnownCluster:
+        """The newest of this allocation; of others the only one whose head answers."""
+        if len(found) == 1 or (self._allocation and found[0].cluster.allocation == self._allocation):
+            return found[0]
+        from hpcray.ray_start.challenge import answers  # loads UCX
+
+        alive = [known for known in found if answers(known.path)]
+        if len(alive) > 1:
+            raise SeveralClustersError(self._address, [known.cluster for known in alive])
+        for known in found:
+            if known not in alive:
+                self._silent[known.cluster.ident] = f"{known.cluster.line()}: its head does not answer"
+        return alive[0] if alive else found[0]
+
+    def _listen(self, now: float) -> None:
+        """Try the head's bell."""
+        if self._name is None or now < self._next_bell or self._up_since != float("inf"):
+            return
+        self._next_bell = now + _BELL_INTERVAL
+        found = who_listens(self._name.host, self._name.port)
+        self._stranger = found == STRANGER
+        if found == BELL:
+            self._up_since = now
+
+    def _of_stranger(self) -> str:
+        return f"; something else listens at {self._address}, which is no head of hpcray's" if self._stranger else ""
+
+    def _of_silent(self) -> str:
+        return "; known are " + "; ".join(self._silent.values()) if self._silent else ""

@@ -1,0 +1,152 @@
+"""The process that holds a started node: `ray start --block` itself, or one that stays when the command has returned.
+
+The node ends with its keeper, which sees what a node cannot: that its allocation has ended, that `ray stop` wants it to
+end, who rings at the bell.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from hpcray.processes.bootstrap import NodeChild
+from hpcray.ray_start.allocation_watch import AllocationWatch
+from hpcray.ray_start.bell import Bell
+
+AT_ONCE = signal.SIGQUIT
+"""Signal of `ray stop --force`: the node ends without waiting for tasks."""
+_ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
+"""`sbatch --signal=USR1@60` sends it to every step; the program handles it, not its cluster."""
+_GRACE = 15.0
+"""Seconds that a node has to end after a request."""
+STOPPED = "stopped"
+"""File in the session directory by which `ray stop` says that it is who ends the node: the exit code is then 0."""
+
+
+class KeeperSignals:
+    """The signals of this process, as bytes at a descriptor. A context manager.
+
+    Attributes:
+        fd: readable when a signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.fd, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> KeeperSignals:
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in (*_ORDERLY, AT_ONCE, *_IGNORED):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+                self._before[number] = signal.signal(number, _noted)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+        os.close(self.fd)
+        os.close(self._write)
+
+    def take(self) -> list[int]:
+        """The signals that have come and mean an end."""
+        with contextlib.suppress(BlockingIOError):
+            return [number for number in os.read(self.fd, 64) if number not in _IGNORED]
+        return []
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """Handle a signal: its number is in the pipe."""
+
+
+def keep_node(
+    node: NodeChild,
+    received: KeeperSignals,
+    bell: Bell | None,
+    watch: AllocationWatch | None,
+    log: Callable[[str], None],
+) -> int:
+    """Stay until a node has ended.
+
+    Args:
+        node: held by this process.
+        received: signals that ask for its end.
+        bell: of a head, if there is one.
+        watch: the allocation, if there is one.
+        log: called with lines about what happens.
+
+    Returns:
+        0 where the cluster, or `ray stop`, has ended the node in order; 128 + n where signal n has; else the code of
+        the node.
+    """
+    asked, stopped = 0, False
+    deadline = float("inf")
+    poll = select.poll()
+    ended = os.pidfd_open(node.pid)
+    try:
+        while True:
+            now = time.monotonic()
+            watched = set(watch.fds()) if watch is not None and not asked else set()
+            for fd in {ended, received.fd, *watched, *([bell.fileno()] if bell is not None else [])}:
+                poll.register(fd, select.POLLIN)
+            left = min(deadline - now, watch.wait(now) if watch is not None and not asked else float("inf"))
+            events = dict(poll.poll(None if left == float("inf") else max(0.0, left) * 1000 + 1))
+            for fd in watched:
+                poll.unregister(fd)
+            if ended in events:
+                break
+            if bell is not None and bell.fileno() in events:
+                bell.serve()
+            for number in received.take() if received.fd in events else []:
+                stopped = stopped or os.path.exists(os.path.join(node.session_dir, STOPPED))
+                log("ray stop: this node ends" if stopped else f"signal {signal.Signals(number).name}: this node ends")
+                if number == AT_ONCE or asked:
+                    node.leave(2.0)
+                else:
+                    deadline = time.monotonic() + _GRACE
+                    _terminate(node)
+                asked = asked or number
+            now = time.monotonic()
+            due = watch is not None and not asked and (watched & events.keys() or watch.wait(now) <= 0.0)
+            if due and watch is not None and watch.is_over(now):
+                log("the allocation has ended, and so does this node")
+                asked, deadline = signal.SIGTERM, now + _GRACE
+                _terminate(node)
+            if now >= deadline:
+                log(f"the node has not ended within {_GRACE:g} s")
+                node.leave(2.0)
+    finally:
+        os.close(ended)
+    code = node.leave()
+    if asked:
+        return 0 if stopped else 128 + asked
+    return code
+
+
+def _terminate(node: NodeChild) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(node.pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def default_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGHUP raise SystemExit: what waits then cleans up."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {}
+    for number in (signal.SIGTERM, signal.SIGHUP, AT_ONCE):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,129 @@
+"""The session directory of the node that an address means, for `init()` and commands."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.config_files import launch_config
+from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
+from hpcray.ray_start.clusters import Asker, clusters_named
+from hpcray.ray_start.order import Asked, Join, NoStartedCluster, Refuse, Seen, next_step
+from hpcray.ray_start.registry import Registry, nodes_here
+from hpcray.ray_start.surroundings import own_allocation, own_names, resolve
+
+_PAUSE = 0.2
+_OUTSIDE_WAIT = 3.0
+"""Seconds that a named cluster is waited for outside of any allocation."""
+
+RESOLVERS: dict[str, Callable[[str, Mapping[str, str]], str]] = {}
+"""Further forms of addresses, by what stands before `://`: each returns a session directory, or raises
+ConnectionError."""
+
+
+def find_session(address: str | None, environ: Mapping[str, str], wait: bool = True) -> str | None:
+    """The session directory of the node of a started cluster that an address means.
+
+    Args:
+        address: of `init()` or a command, as the user gave it; None: what the environment says.
+        wait: whether to wait for a node that is on its way.
+
+    Returns:
+        None where no started cluster is meant, and the rules for other jobs decide.
+
+    Raises:
+        ConnectionError: a started cluster is meant, and it is not here, or it is not clear which.
+    """
+    scheme = (address or "").partition("://")[0]
+    if address and scheme in RESOLVERS:
+        return RESOLVERS[scheme](address, environ)
+    asked = _asked(address, environ)
+    deadline = 0.0
+    while True:
+        seen = look(asked, environ)
+        step = next_step(asked, seen)
+        if isinstance(step, Join):
+            return step.session_dir
+        if isinstance(step, NoStartedCluster):
+            return None
+        now = time.monotonic()
+        if not deadline:
+            limit = launch_config(environ).join_wait
+            deadline = now + (limit if seen.asker.allocation or seen.calls else min(limit, _OUTSIDE_WAIT))
+        if isinstance(step, Refuse) or not wait or now >= deadline:
+            raise ConnectionError(f"Failed to connect to Ray at address: {asked.address or 'auto'}. {step.reason}")
+        time.sleep(_PAUSE)
+
+
+def look(asked: Asked, environ: Mapping[str, str]) -> Seen:
+    """See what there is of started clusters."""
+    nodes = nodes_here(environ)
+    allocation = own_allocation(environ)
+    registry = Registry(environ)
+    name = asked.name
+    try:
+        calls = registry.calls(allocation)
+        known = [found.cluster for found in registry.clusters()] if name is not None else []
+    except StartupError:
+        if name is not None:
+            raise
+        calls, known = [], []  # a program that asks for no started cluster need not mend the directory
+    names: frozenset[str] = frozenset()
+    resolved: frozenset[str] = frozenset()
+    if name is not None:
+        names = frozenset(text.lower() for text in own_names())
+        resolved = frozenset(resolve(name.host)) if not name.is_local else resolved
+    return Seen(
+        asker=Asker(allocation, names, resolved),
+        nodes=nodes,
+        known=known,
+        calls=calls,
+        gone=frozenset(call.ident for call in calls if call.is_gone()),
+        where=registry.path,
+    )
+
+
+def session_here(address: str, environ: Mapping[str, str] | None = None) -> str | None:
+    """The session directory of the node here of the started cluster that an address means; None where there is none.
+    For commands, which do not wait.
+
+    Raises:
+        SeveralClustersError: more than one could be meant.
+    """
+    environ = os.environ if environ is None else environ
+    asked = _asked(address, environ)
+    step = next_step(asked, look(asked, environ))
+    return step.session_dir if isinstance(step, Join) else None
+
+
+def is_started(session_dir: str, environ: Mapping[str, str] | None = None) -> bool:
+    """Return True if a node of this host is of a started cluster, so that only its own name means it."""
+    nodes = nodes_here(os.environ if environ is None else environ)
+    return any(node.session_dir == session_dir for node in nodes)
+
+
+def head_elsewhere(address: str, environ: Mapping[str, str] | None = None) -> tuple[str, str]:
+    """The Slurm job and the host of the head of the started cluster that an address means; "" for what is not known.
+    For commands that have found no node of it here."""
+    environ = os.environ if environ is None else environ
+    asked = _asked(address, environ)
+    name = asked.name
+    if name is None:
+        return "", ""
+    seen = look(asked, environ)
+    found = clusters_named(name, seen.known, seen.asker)
+    if not found:
+        return "", ""
+    kind, _, job = found[0].allocation.partition("-")
+    return (job if kind == "slurm" else ""), found[0].host
+
+
+def _asked(address: str | None, environ: Mapping[str, str]) -> Asked:
+    return Asked(
+        address=address or environ.get("RAY_ADDRESS") or "",
+        ray_address=environ.get("RAY_ADDRESS") or "",
+        hpcray_address=environ.get(ADDRESS) or "",
+        session=environ.get(OWN_SESSION) or "",
+    )

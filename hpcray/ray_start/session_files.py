@@ -1,0 +1,128 @@
+"""The names that scripts look for in Ray's temporary directory: `session_latest/logs` and `ray_current_cluster`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Mapping
+from typing import TextIO
+
+_LATEST, _CURRENT, _LOGS = "session_latest", "ray_current_cluster", "logs"
+LOG = "ray_start.log"
+
+
+def temporary_directory(given: str | None, environ: Mapping[str, str]) -> tuple[str, bool]:
+    """Ray's temporary directory of a node, and whether the user has chosen it: then its logs stay.
+
+    Args:
+        given: what --temp-dir says.
+    """
+    if given:
+        return os.path.abspath(os.path.expanduser(given)), True
+    chosen = environ.get("RAY_TMPDIR", "")
+    return os.path.join(chosen or environ.get("TMPDIR") or tempfile.gettempdir(), "ray"), bool(chosen)
+
+
+class SessionFiles:
+    """The directory `session_<time>_<pid>` of one node, with its logs, and the two names that lead to it.
+
+    Args:
+        top: Ray's temporary directory. Where it is another user's, one with this user's id in its name is taken.
+        keep: whether the logs stay when the node has ended.
+
+    Attributes:
+        top: the directory that is used.
+        logs: the directory of log files.
+        log: the path of the log of `ray start`.
+        note: a line about the directory, "" for none.
+
+    Raises:
+        OSError: no directory can be made.
+    """
+
+    def __init__(self, top: str, keep: bool) -> None:
+        self.note = self._name = ""
+        self.top = top
+        self._keep = keep
+        try:
+            _make(top)
+        except OSError as error:
+            self.top = f"{top}-{os.getuid()}"
+            _make(self.top)
+            self.note = f"{top}: {error.strerror}; logs of this node are in {self.top}"
+        if not keep:
+            _sweep(self.top)
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        self._session = f"session_{stamp}_{time.time_ns() // 1000 % 1_000_000:06d}_{os.getpid()}"
+        self.logs = os.path.join(self.top, self._session, _LOGS)
+        os.makedirs(self.logs, 0o700)
+        self.log = os.path.join(self.logs, LOG)
+
+    def open_log(self) -> TextIO:
+        """Open the log. While it is open, in this process or a child, the directory is not taken for a dead node's."""
+        file = open(self.log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 -- whoever holds the node closes it
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return file
+
+    def point_here(self, name: str) -> None:
+        """The node is up: have `session_latest` and `ray_current_cluster` lead to it.
+
+        Args:
+            name: H:P of the cluster.
+        """
+        with contextlib.suppress(OSError):
+            temporary = os.path.join(self.top, f".{self._session}")
+            os.symlink(self._session, temporary)
+            os.replace(temporary, os.path.join(self.top, _LATEST))
+            with open(temporary, "x", encoding="utf-8") as file:
+                file.write(name)
+            os.replace(temporary, os.path.join(self.top, _CURRENT))
+        self._name = name
+
+    def close(self) -> None:
+        """The node has ended. What leads to another node meanwhile stays."""
+        latest, current = os.path.join(self.top, _LATEST), os.path.join(self.top, _CURRENT)
+        with contextlib.suppress(OSError):
+            mine = os.readlink(latest) == self._session
+            with open(current, encoding="utf-8") as file:
+                if mine and file.read() == self._name:
+                    os.unlink(current)
+            if mine and not self._keep:
+                os.unlink(latest)
+        if not self._keep:
+            shutil.rmtree(os.path.join(self.top, self._session), ignore_errors=True)
+            with contextlib.suppress(OSError):
+                os.rmdir(self.top)
+
+
+def _sweep(top: str) -> None:
+    """Remove the directories of nodes whose processes were killed."""
+    for name in os.listdir(top):
+        log = os.path.join(top, name, _LOGS, LOG)
+        if not name.startswith("session_2"):
+            continue
+        with contextlib.suppress(OSError), open(log, encoding="utf-8") as file:
+            if os.fstat(file.fileno()).st_uid != os.getuid():
+                continue
+            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(os.path.join(top, name), ignore_errors=True)
+
+
+def _make(path: str) -> None:
+    """Make a directory where it is missing; what is there must be this user's, and not writable for others.
+
+    Raises:
+        OSError: it cannot be used.
+    """
+    os.makedirs(path, 0o700, exist_ok=True)
+    state = os.stat(path)
+    sticky = state.st_mode & stat.S_ISVTX  # /tmp itself, as in --temp-dir=/tmp
+    if state.st_uid != os.getuid() and not sticky:
+        raise PermissionError(1, f"it belongs to uid {state.st_uid}", path)
+    if state.st_mode & 0o002 and not sticky:
+        raise PermissionError(1, "all users can write to it", path)

@@ -1,0 +1,81 @@
+"""`ray stop`: the end of this user's started nodes on this host, of one allocation."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+
+from hpcray.platform.private_files import write_private_file
+from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.ray_start.clusters import StartedNode, nodes_to_stop
+from hpcray.ray_start.keeper import AT_ONCE, STOPPED
+from hpcray.ray_start.registry import nodes_here
+from hpcray.ray_start.surroundings import own_allocation
+
+GRACE = 16.0
+"""Seconds that nodes have to end, as in Ray."""
+_FORCED = 5.0
+_CHECK = 0.02
+
+
+class SeveralAllocationsError(Exception):
+    """Nodes of several allocations run here, and nothing says which are meant."""
+
+    def __init__(self, allocations: Sequence[str]) -> None:
+        super().__init__(
+            f"this user has nodes of several allocations on this host ({', '.join(allocations)}), and this shell is in "
+            "none that is known; hint: SLURM_JOB_ID=<job> ray stop, or srun --jobid=<job> --overlap ray stop"
+        )
+
+
+def stop_nodes(environ: Mapping[str, str], force: bool, grace: float = GRACE) -> int:
+    """End this user's started nodes of this allocation on this host, and wait until they have ended.
+
+    Args:
+        environ: of the shell.
+        force: without waiting for their tasks.
+        grace: seconds that they have; then they are killed.
+
+    Returns:
+        The number of nodes that were ended.
+
+    Raises:
+        SeveralAllocationsError: it cannot be known which are meant. None was ended.
+    """
+    nodes, several = nodes_to_stop(nodes_here(environ), own_allocation(environ))
+    if several:
+        raise SeveralAllocationsError(several)
+    # The head comes last: it ends those that are left.
+    left = [node for node in sorted(nodes, key=lambda node: node.head) if _is_held(node)]
+    for node in left:
+        with contextlib.suppress(OSError):
+            write_private_file(os.path.join(node.session_dir, STOPPED), b"")
+        _signal(node, AT_ONCE if force else signal.SIGTERM)
+    _await(left, _FORCED if force else grace)
+    for number in (AT_ONCE, signal.SIGKILL):
+        left = [node for node in left if _is_held(node)]
+        for node in left:
+            _signal(node, number)
+        _await(left, _FORCED)
+    return len(nodes)
+
+
+def _await(nodes: Sequence[StartedNode], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while any(map(_is_held, nodes)) and time.monotonic() < deadline:
+        time.sleep(_CHECK)
+
+
+def _is_held(node: StartedNode) -> bool:
+    """True if its keeper runs, and not another process that has got its pid."""
+    found = ProcessIdentity.of(node.keeper)
+    return found is not None and found.started == node.started
+
+
+def _signal(node: StartedNode, number: int) -> None:
+    if _is_held(node):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(node.keeper, number)

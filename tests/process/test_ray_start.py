@@ -1,0 +1,262 @@
+"""`ray start`, `ray stop` and `ray symmetric-run` on one host, without a batch system."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.jobs import ROOT
+
+PROGRAM = """\
+import sys, time
+import hpcray as ray
+ray.init(*sys.argv[1:2])
+until = time.time() + 20
+while len(ray.nodes()) < int(sys.argv[2]) and time.time() < until:
+    time.sleep(0.05)
+@ray.remote(num_cpus=1)
+def add(a, b):
+    return a + b
+print("nodes", len(ray.nodes()), "sum", sum(ray.get([add.remote(i, 1) for i in range(20)])))
+print("cpus", int(ray.cluster_resources()["CPU"]), *sorted(row["NodeName"] for row in ray.nodes()))
+"""
+
+
+class Shell:
+    """Commands of one user's shell, with clusters that no other test sees."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(("HPCRAY_", "RAY_", "SLURM_"))}
+        short = f"/tmp/hpcray-start-{os.getpid()}"  # sockets have short paths
+        os.makedirs(short, 0o700, exist_ok=True)
+        self.tmp = Path(short)
+        self.environ = {
+            **kept,
+            "PYTHONPATH": path,
+            "HPCRAY_TMPDIR": short,
+            "HPCRAY_START_DIR": str(place / "clusters"),
+            "HPCRAY_OBJECT_STORE_MEMORY": "64m",
+            "TMPDIR": str(place),
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "hpcray.cli.ray", *words]
+
+    def ray(self, *words: str, code: int = 0, **variables: str) -> str:
+        done = subprocess.run(
+            self.command(*words), env={**self.environ, **variables}, capture_output=True, text=True, timeout=60,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert done.returncode == code, (words, done.returncode, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+
+    def start(self, *words: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command(*words), env={**self.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def program(self, *words: str, code: int = 0, text: str = PROGRAM, **variables: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", text, *words], env={**self.environ, **variables}, capture_output=True, text=True,
+            timeout=90,
+        )  # fmt: skip
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done.stdout + done.stderr
+
+    def left(self) -> list[str]:
+        """What is there that `ray stop` should have removed."""
+        found = [str(path) for path in (self.place / "clusters").glob("*")] + [str(path) for path in self.tmp.glob("*")]
+        return found + ([str(self.place / "ray")] if (self.place / "ray").exists() else [])
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    found = Shell(tmp_path)
+    yield found
+    with contextlib.suppress(Exception):
+        found.ray("stop", "--force")
+    until = time.monotonic() + 15.0
+    while (left := found.left()) and time.monotonic() < until:
+        time.sleep(0.05)
+    with contextlib.suppress(OSError):
+        found.tmp.rmdir()
+    assert not left
+
+
+def test_a_head_a_node_and_a_program_as_scripts_write_them(shell: Shell) -> None:
+    port = free_port()
+    said = shell.ray("start", "--head", f"--port={port}", "--num-cpus=1", "--node-name=first", "--dashboard-port=8265")
+    assert "Local node IP: " in said and "Ray runtime started." in said
+    found = re.search(r"ray start --address='([\d.]+):(\d+)'", said)
+    assert found is not None and int(found[2]) == port
+    (secret,) = (shell.place / "clusters").glob("*.cluster")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+        assert line.recv(1) == b""  # the bell
+    joined = shell.ray("start", f"--address=127.0.0.1:{port}", "--num-cpus=2", "--node-name=second", "--verbose")
+    assert "Ray runtime started." in joined
+    for address in (
+        f"localhost:{port}",
+        f"{found[1]}:{port}",
+        "auto",
+        "ray://localhost:10001",
+        "http://127.0.0.1:8265",
+    ):
+        assert "nodes 2 sum 210" in shell.program(address, "2"), address
+    assert "cpus 3 first second" in shell.program("auto", "2", RAY_ADDRESS=f"127.0.0.1:{port}")
+    plain = PROGRAM.replace("*sys.argv[1:2]", "")
+    assert "nodes 2 sum 210" in shell.program("", "2", text=plain)
+    latest = shell.place / "ray" / "session_latest" / "logs"
+    assert any(path.name.startswith("worker") for path in latest.iterdir())
+    assert (shell.place / "ray" / "ray_current_cluster").read_text() == f"{found[1]}:{port}"
+    shell.ray("status", "--address", f"127.0.0.1:{port}")
+    shell.ray("status", "--address", f"127.0.0.1:{port + 1}", code=1)
+    assert "Stopped all 2 Ray nodes" in shell.ray("stop")
+    assert not shell.left()
+    assert "Did not find any active Ray processes" in shell.ray("stop", "-f")
+
+
+def test_a_node_waits_for_its_head_and_block_stays_until_the_head_ends(shell: Shell) -> None:
+    port = free_port()
+    node = shell.start("start", f"--address=127.0.0.1:{port}", "--num-cpus=1", "--block")
+    time.sleep(1.5)
+    assert node.poll() is None
+    head = shell.start("start", "--head", "--port", str(port), "--num-cpus=1", "--block")
+    assert "nodes 2" in shell.program(f"127.0.0.1:{port}", "2", HPCRAY_JOIN_WAIT="20")
+    began = time.monotonic()
+    head.terminate()
+    out, err = head.communicate(timeout=20)
+    assert head.returncode == 143 and "Ray runtime started." in out, err
+    out, err = node.communicate(timeout=20)
+    assert node.returncode == 0 and "Ray runtime started." in out, err
+    assert time.monotonic() - began < 10.0
+
+
+def test_a_node_that_finds_its_heads_bell_but_no_secret_says_where_it_looked(shell: Shell) -> None:
+    port, other = free_port(), str(shell.place / "other")
+    shell.ray("start", "--head", f"--port={port}", "--num-cpus=1")
+    began = time.monotonic()
+    said = shell.ray("start", f"--address=127.0.0.1:{port}", code=1, HPCRAY_START_DIR=other)
+    assert time.monotonic() - began < 10.0
+    assert other in said and "HPCRAY_START_DIR" in said and "a bell answers there" in said
+
+
+def test_a_dead_heads_secret_is_known_to_be_stale(shell: Shell) -> None:
+    port = free_port()
+    shell.ray("start", "--head", f"--port={port}", "--num-cpus=1")
+    (secret,) = (shell.place / "clusters").glob("*.cluster")
+    stale = secret.read_bytes()
+    shell.ray("stop")
+    secret.write_bytes(stale)
+    secret.chmod(0o600)
+    said = shell.ray("start", f"--address=127.0.0.1:{port}", code=1, HPCRAY_HEAD_WAIT="1")
+    assert "does not answer" in said and "no cluster" in said
+    secret.unlink()
+
+
+def test_the_end_of_a_keeper_is_the_end_of_its_node(shell: Shell) -> None:
+    shell.ray("start", "--head", "--num-cpus=1")
+    (path,) = shell.tmp.glob("hpcray-*/*/ray_start.json")
+    os.kill(json.loads(path.read_text())["keeper"], signal.SIGKILL)
+    until = time.monotonic() + 10.0
+    while path.parent.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    assert not path.parent.exists() and not list((shell.place / "clusters").glob("*.cluster"))
+    shell.ray("start", "--head", "--num-cpus=1")  # removes what the killed one has left
+    assert len(list((shell.place / "clusters").glob("*.call"))) == 1
+    shell.ray("stop", "-g", "5")
+
+
+def test_two_heads_need_two_ports(shell: Shell) -> None:
+    shell.ray("start", "--head", "--num-cpus=1")
+    assert "already running" in shell.ray("start", "--head", "--num-cpus=1", code=1)
+    said = shell.ray("start", "--head", "--num-cpus=1", "--port=0")
+    found = re.search(r"--address='([\d.]+:\d+)'", said)
+    assert found is not None and not found[1].endswith(":6379")
+    assert "nodes 1" in shell.program(found[1], "1")
+    assert "more than one cluster" in shell.program("auto", "1", code=1)
+    assert "Stopped all 2" in shell.ray("stop")
+
+
+def test_without_a_bell_nothing_listens_and_a_taken_port_is_no_failure(shell: Shell) -> None:
+    port = free_port()
+    shell.ray("start", "--head", f"--port={port}", "--num-cpus=1", HPCRAY_START_BELL="0")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    shell.ray("stop")
+    with socket.create_server(("0.0.0.0", port)):
+        shell.ray(
+            "start",
+            "--head",
+            f"--port={port}",
+            "--num-cpus=1",
+            "--node-manager-port=5",
+            "--temp-dir",
+            str(shell.place / "t"),
+        )
+        log = (shell.place / "t" / "session_latest" / "logs" / "ray_start.log").read_text()
+        assert f"no bell at port {port}" in log and "--node-manager-port" in log
+        shell.ray("stop")
+
+
+def test_the_address_of_a_node_is_the_given_one(shell: Shell) -> None:
+    text = (
+        "import hpcray as ray; from hpcray.util import get_node_ip_address as ip; ray.init()\n"
+        "print([row['NodeManagerAddress'] for row in ray.nodes()], ray.cluster_resources().get('node:10.1.2.3'))\n"
+        "print(ray.get(ray.remote(ip).remote()))"
+    )
+    shell.ray("start", "--head", "--num-cpus=1", "--node-ip-address=10.1.2.3")
+    assert "['10.1.2.3'] 1.0\n10.1.2.3" in shell.program(text=text)
+
+
+def test_symmetric_run_ends_with_the_code_of_its_command(shell: Shell) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    code = (
+        "import hpcray as ray, os, sys; ray.init(); print('nodes', len(ray.nodes()), os.environ['RAY_ADDRESS']); "
+        "sys.exit(7)"
+    )
+    said = shell.ray("symmetric-run", "--address", address, "--num-cpus=1", "--", sys.executable, "-c", code, code=7)
+    assert "nodes 1" in said
+    assert not shell.left()
+    assert "No separator" in shell.ray("symmetric-run", "--address", address, code=1)
+
+
+def test_a_program_finds_why_ray_start_failed_in_the_background(shell: Shell) -> None:
+    job = {"SLURM_JOB_ID": "4294967290"}
+    shell.ray("start", "--head", "--porti=5", code=2, **job)
+    plain = "import hpcray as ray; ray.init()"
+    said = shell.program(text=plain, code=1, **job)
+    assert "--porti" in said and "init(address='local')" in said
+    for path in (shell.place / "clusters").glob("*.call"):
+        path.unlink()
+
+
+def test_ctrl_c_while_it_waits_leaves_nothing(shell: Shell) -> None:
+    node = shell.start("start", f"--address=127.0.0.1:{free_port()}")
+    time.sleep(1.5)
+    node.send_signal(signal.SIGINT)
+    node.communicate(timeout=10)
+    assert node.returncode != 0
+    until = time.monotonic() + 5.0
+    while list((shell.place / "clusters").glob("*.call")) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not shell.left()

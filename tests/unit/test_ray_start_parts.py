@@ -1,0 +1,327 @@
+"""The parts of `ray start` without a cluster: allocations, their end, CPUs, options, files, the bell, the registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+from helpers.jobs import ROOT
+
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.sockets import node_ip_address
+from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_over, step_daemons
+from hpcray.ray_start.bell import BELL, NOTHING, STRANGER, Bell, who_listens
+from hpcray.ray_start.clusters import StartedCluster
+from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
+from hpcray.ray_start.head_search import longest_wait
+from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
+from hpcray.ray_start.session_files import SessionFiles, temporary_directory
+from hpcray.ray_start.start import StartRequest
+from hpcray.ray_start.surroundings import allocation_of, cpus_of_allocation, dies_with_step
+from hpcray.ray_start.symmetric import split_words
+
+# `ray start --help` of Ray 2.60, and the hidden ones.
+RAY_2_60 = """--node-ip-address --address --port --node-name --redis-username --redis-password --redis-shard-ports
+    --object-manager-port --node-manager-port --min-worker-port --max-worker-port --worker-port-list
+    --ray-client-server-port --memory --object-store-memory --num-cpus --num-gpus --resources --head
+    --include-dashboard --dashboard-host --dashboard-port --dashboard-agent-listen-port --dashboard-agent-grpc-port
+    --runtime-env-agent-port --block --plasma-directory --object-spilling-directory --autoscaling-config
+    --no-redirect-output --temp-dir --system-config --enable-object-reconstruction --metrics-export-port
+    --no-monitor --tracing-startup-hook --ray-debugger-external --disable-usage-stats --labels --labels-file
+    --include-log-monitor --enable-resource-isolation --system-reserved-cpu --system-reserved-memory --cgroup-path
+    --proxy-server-url --log-style --log-color --verbose -v"""
+CGROUP2 = "0::/system.slice/slurmstepd.scope/job_17/step_batch/user/task_0\n"
+CGROUP1 = "5:devices:/slurm/uid_1000/job_17/step_0\n4:cpu:/\n"
+ADOPTED = "0::/system.slice/slurmstepd.scope/job_17/step_extern/user/task_special\n"
+
+
+def test_the_allocation_comes_from_the_environment_else_from_the_cgroup() -> None:
+    assert allocation_of({"SLURM_JOB_ID": "9"}, CGROUP2) == "slurm-9"
+    assert allocation_of({"PBS_JOBID": "3.pbs"}, "") == "pbs-3.pbs"
+    assert {allocation_of({}, text) for text in (CGROUP1, CGROUP2, ADOPTED)} == {"slurm-17"}
+    assert allocation_of({}, "0::/user.slice\n") == ""
+
+
+def test_what_slurm_kills_at_the_end_of_a_step() -> None:
+    assert dies_with_step(CGROUP1) and dies_with_step(CGROUP2)
+    assert not dies_with_step(ADOPTED) and not dies_with_step("0::/user.slice\n")
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "error", "over"),
+    [
+        (0, "RUNNING\n", "", False),
+        (0, "COMPLETING\n", "", True),
+        (0, "", "", True),
+        (1, "", "slurm_load_jobs error: Invalid job id specified\n", True),
+        (1, "", "slurm_load_jobs error: Unable to contact slurm controller\n", False),
+        (0, "Job Id: 3\n    job_state = R\n", "", False),
+        (0, "Job Id: 3\n    job_state = F\n", "", True),
+        (153, "", "qstat: Unknown Job Id 3.pbs\n", True),
+    ],
+)
+def test_answers_of_batch_systems(code: int, text: str, error: str, over: bool) -> None:
+    assert allocation_is_over(code, text, error) is over
+
+
+def test_where_no_process_of_slurm_is_here_it_is_asked_soon_and_then_seldom() -> None:
+    asked: list[Sequence[str]] = []
+
+    def ask(command: Sequence[str]) -> tuple[int, str, str]:
+        asked.append(command)
+        return 0, "RUNNING\n", ""
+
+    watch = AllocationWatch("slurm-4294967290", ask)
+    now, times = 100.0, []
+    for _ in range(7):
+        assert not watch.is_over(now)
+        times.append(now)
+        now += watch.wait(now)
+    assert asked[0] == ["squeue", "--noheader", "--format=%T", "--jobs", "4294967290"]
+    assert [after - before for before, after in itertools.pairwise(times)] == [0.5, 1.0, 2.0, 4.0, 10.0, 10.0]
+    assert not watch.is_over(now - 1.0) and len(asked) == 7
+
+
+def test_processes_of_slurm_are_those_of_the_job(tmp_path: Path) -> None:
+    for pid, line in {"5": "slurmstepd: [17.batch]", "6": "slurmstepd: [171.0]", "7": "slurmstepd: [17.0]"}.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "comm").write_text("slurmstepd\n")
+        (tmp_path / pid / "cmdline").write_text(line)
+    assert sorted(step_daemons("17", str(tmp_path))) == [5, 7]
+
+
+def test_a_node_offers_what_the_job_has_on_its_host() -> None:
+    job = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_JOB_CPUS_PER_NODE": "4(x2),8"}
+    assert [cpus_of_allocation(job, host, 64) for host in ("n1", "n3", "n9")] == [4, 8, None]
+    assert cpus_of_allocation({**job, "SLURMD_NODENAME": "n3"}, "other", 64) == 8
+    assert cpus_of_allocation(job, "n3", 6) == 6
+    assert cpus_of_allocation({}, "n1", 64) is None
+    assert cpus_of_allocation({**job, "SLURM_JOB_CPUS_PER_NODE": "x"}, "n1", 64) is None
+
+
+def test_options_of_rays_are_all_taken_and_each_once() -> None:
+    names = [name for row in START_FLAGS for name in row.names]
+    assert len(names) == len(set(names))
+    assert set(RAY_2_60.split()) <= set(names)
+
+
+def test_the_documentation_says_what_each_option_does() -> None:
+    page = (ROOT / "docs" / "how-to" / "bring-your-script.md").read_text()
+    assert [name for row in START_FLAGS for name in row.names if f"`{name}`" not in page] == []
+
+
+def test_options_without_a_meaning_are_told_and_those_of_habit_are_not() -> None:
+    given = {"node_manager_port": 5, "dashboard_host": "0.0.0.0", "verbose": True, "num_cpus": 2.0, "no_monitor": False}
+    assert without_meaning(given) == ["--dashboard-host", "--node-manager-port"]
+
+
+def test_resources_and_labels_are_read_as_ray_writes_them(tmp_path: Path) -> None:
+    assert parse_resources('{"worker_units": 8}') == {"worker_units": 8.0} and parse_resources(None) == {}
+    for wrong in ("{", "[1]", '{"a": "b"}'):
+        with pytest.raises(ValueError, match="JSON object"):
+            parse_resources(wrong)
+    file = tmp_path / "labels.yaml"
+    file.write_text("region: us\ntier: a\n")
+    assert parse_start_labels("tier=b", str(file)) == "region=us,tier=b"
+    assert parse_start_labels('{"tier": "c"}', None) == "tier=c"
+    assert parse_start_labels(None, None) == ""
+
+
+def request(**given: object) -> StartRequest:
+    return StartRequest({row.key: None for row in START_FLAGS} | given, {})
+
+
+def test_wrong_requests_are_refused_before_anything_starts() -> None:
+    for given, text in (
+        ({}, "`--address` is a required flag"),
+        ({"address": "n1:6379", "port": 6379}, "`--port` should only be specified"),
+        ({"address": "n1"}, "H:P"),
+        ({"head": True, "port": 70000}, "is no port"),
+        ({"head": True, "resources": "x"}, "JSON object"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            request(**given)
+
+
+def test_a_request_describes_its_node() -> None:
+    node = request(head=True, num_cpus=2.0, num_gpus=1.0, memory=5, node_name="x", object_store_memory=1 << 27).node
+    assert (node.num_cpus, node.num_gpus, node.memory, node.node_name) == (2.0, 1.0, 5, "x")
+    assert node.config["object_store_memory"] == 1 << 27 and node.config["elastic"] and not node.distributed
+    assert request(head=True, node_ip_address="10.88.0.1").node.address == "10.88.0.1"
+    assert request(head=True, node_ip_address="localhost").node.address == node_ip_address()
+
+
+def test_the_longest_wait_counts() -> None:
+    assert longest_wait({}, 300.0) == 300.0
+    assert longest_wait({"RAY_raylet_start_wait_time_s": "900", "RAY_NUM_REDIS_GET_RETRIES": "x"}, 300.0) == 900.0
+
+
+def test_the_words_of_symmetric_run() -> None:
+    words = ["--address", "n1:6379", "--min-nodes=3", "--num-cpus", "4", "--", "python", "x.py", "--address", "y"]
+    assert split_words(words) == (["--num-cpus", "4"], ["python", "x.py", "--address", "y"])
+    with pytest.raises(ValueError, match="No separator"):
+        split_words(["--address", "n1:6379"])
+
+
+def test_a_bell_accepts_says_nothing_and_closes() -> None:
+    bell = Bell(0)
+    stop = threading.Event()
+
+    def serve() -> None:
+        while not stop.wait(0.01):
+            bell.serve()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        assert who_listens("127.0.0.1", bell.port) == BELL
+        with pytest.raises(OSError, match="in use"):
+            Bell(bell.port)
+    finally:
+        stop.set()
+        thread.join()
+        bell.close()
+    assert who_listens("127.0.0.1", bell.port) == NOTHING
+
+
+def test_who_keeps_a_connection_or_speaks_is_a_stranger() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        assert who_listens("127.0.0.1", silent.getsockname()[1]) == STRANGER
+    with socket.create_server(("127.0.0.1", 0)) as talking:
+        port = talking.getsockname()[1]
+
+        def talk() -> None:
+            line, _ = talking.accept()
+            line.sendall(b"SSH-2.0")
+            line.close()
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        assert who_listens("127.0.0.1", port) == STRANGER
+        thread.join()
+
+
+def test_the_temporary_directory_is_rays(tmp_path: Path) -> None:
+    assert temporary_directory("/x/y", {"RAY_TMPDIR": "/z"}) == ("/x/y", True)
+    assert temporary_directory(None, {"RAY_TMPDIR": "/z"}) == ("/z/ray", True)
+    assert temporary_directory(None, {"TMPDIR": "/w"}) == ("/w/ray", False)
+
+
+def test_session_latest_leads_to_the_logs_and_goes_unless_the_user_chose_the_place(tmp_path: Path) -> None:
+    for keep in (False, True):
+        top = tmp_path / str(keep) / "ray"
+        first = SessionFiles(str(top), keep)
+        first.point_here("n1:6379")
+        second = SessionFiles(str(top), keep)
+        Path(second.logs, "worker.out").write_text("said")
+        second.point_here("n1:6380")
+        assert (top / "session_latest" / "logs" / "worker.out").read_text() == "said"
+        assert (top / "ray_current_cluster").read_text() == "n1:6380"
+        first.close()
+        assert (top / "session_latest").exists() and (top / "ray_current_cluster").exists()
+        second.close()
+        assert not (top / "ray_current_cluster").exists()
+        assert (top / "session_latest" / "logs" / "worker.out").exists() is keep and top.exists() is keep
+
+
+def test_a_temporary_directory_that_all_can_write_to_is_not_used(tmp_path: Path) -> None:
+    top = tmp_path / "ray"
+    top.mkdir()
+    top.chmod(0o777)
+    files = SessionFiles(str(top), False)
+    assert files.top == f"{top}-{os.getuid()}" and "all users can write" in files.note
+    files.close()
+
+
+def cluster(ident: str) -> StartedCluster:
+    return StartedCluster(ident=ident, session="s", allocation="slurm-7", host="n1", names=("n1",), address="10.0.0.1")
+
+
+def call(ident: str, **more: object) -> StartCall:
+    fields = {"command": "ray start", "allocation": "slurm-7", "host": socket.gethostname(), "pid": os.getpid()}
+    given = {"started": 0, "machine": machine_id(), "begun": time.time(), **fields, **more}
+    return msgspec.convert({"ident": ident, **given}, StartCall)
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry({"HPCRAY_START_DIR": str(tmp_path / "clusters")})
+
+
+def test_a_clusters_file_is_a_join_token_that_nobody_else_can_read(registry: Registry) -> None:
+    registry.write_cluster(cluster("a"), b'{"secret": "AAAA"}')
+    (known,) = registry.clusters()
+    assert known.cluster == cluster("a") and known.path == registry.path_of("a")
+    assert os.stat(known.path).st_mode & 0o777 == 0o600 and os.stat(registry.path).st_mode & 0o777 == 0o700
+    assert msgspec.json.decode(Path(known.path).read_bytes())["secret"] == "AAAA"
+    registry.remove_cluster("a")
+    assert registry.clusters() == []
+
+
+def test_files_that_others_could_have_written_are_no_clusters(registry: Registry) -> None:
+    registry.write_cluster(cluster("a"), b"{}")
+    os.chmod(registry.path_of("a"), 0o644)
+    assert registry.clusters() == []
+    os.chmod(registry.path, 0o755)
+    with pytest.raises(StartupError, match="HPCRAY_START_DIR"):
+        registry.clusters()
+
+
+def test_what_killed_processes_have_left_is_removed_by_the_next_start_here(registry: Registry) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for ident, more in {
+        "killed": {"pid": ended.pid, "state": UP}, "elsewhere": {"host": "n9", "state": UP},
+        "failed": {"state": FAILED, "reason": "why"}, "other": {"allocation": "slurm-8", "state": FAILED},
+        "rebooted": {"machine": "other pid:[1]", "state": UP},
+        "container": {"machine": machine_id() + "1", "state": UP},
+    }.items():  # fmt: skip
+        registry.write_call(call(ident, **more))
+        registry.write_cluster(cluster(ident), b"{}")
+    assert {found.ident: found.is_gone() for found in registry.calls("slurm-7")} == {
+        "killed": True, "elsewhere": False, "failed": True, "rebooted": True, "container": False,
+    }  # fmt: skip
+    registry.sweep("slurm-7")
+    assert [known.cluster.ident for known in registry.clusters()] == ["container", "elsewhere", "other"]
+    assert [found.ident for found in registry.calls("slurm-8")] == ["other"]
+
+
+def test_outside_of_an_allocation_only_what_runs_here_counts(registry: Registry) -> None:
+    from hpcray.platform.process_tree import ProcessIdentity
+
+    me = ProcessIdentity.of(os.getpid())
+    assert me is not None
+    registry.write_call(call("runs", allocation="", started=me.started))
+    registry.write_call(call("failed", allocation="", started=me.started, state=FAILED))
+    registry.write_call(call("elsewhere", allocation="", host="n9"))
+    assert [found.ident for found in registry.calls("")] == ["runs"]
+
+
+def test_settings_of_started_clusters_have_defaults() -> None:
+    from hpcray.common.launch_config import LaunchConfig
+
+    found = dataclasses.asdict(LaunchConfig.from_env({"HPCRAY_START_BELL": "0", "HPCRAY_JOIN_WAIT": "5"}))
+    assert (found["start_bell"], found["join_wait"], found["head_wait"]) == (False, 5.0, 300.0)
+
+
+def test_what_a_killed_node_has_left_there_goes_with_the_next(tmp_path: Path) -> None:
+    top = tmp_path / "ray"
+    killed = SessionFiles(str(top), False)
+    with killed.open_log():
+        SessionFiles(str(top), False).close()
+        assert Path(killed.logs).exists()
+    other = top / "session_2026-01-01_00-00-00_000000_1" / "logs"  # of Ray
+    other.mkdir(parents=True)
+    files = SessionFiles(str(top), False)
+    assert not Path(killed.logs).exists() and other.exists()
+    files.close()
