@@ -26,19 +26,15 @@ LaunchHook = Callable[[LaunchedFunction, Mapping[str, float], Any], object]
 the caller. What it raises is raised by `remote()`."""
 
 
-class LaunchHooks:
-    """The hooks of this process. task, actor: None for none."""
-
-    task: LaunchHook | None = None
-    actor: LaunchHook | None = None
-
-
-hooks = LaunchHooks()
+task_hooks: list[LaunchHook] = []
+"""The hook of tasks, if there is one."""
+actor_hooks: list[LaunchHook] = []
+"""The hook of actors, if there is one."""
 
 
 def set_task_launch_hook(hook: LaunchHook | None) -> None:
     """Have `hook` called at each launch of a task; None: no more."""
-    hooks.task = hook
+    task_hooks[:] = [hook] if hook is not None else []
     process = current.process
     for function in list(process.placement_groups.bound) if process is not None else ():
         function.unbind()  # their next calls find out that there is a hook
@@ -46,18 +42,20 @@ def set_task_launch_hook(hook: LaunchHook | None) -> None:
 
 def set_actor_launch_hook(hook: LaunchHook | None) -> None:
     """Have `hook` called at each launch of an actor; None: no more."""
-    hooks.actor = hook
+    actor_hooks[:] = [hook] if hook is not None else []
 
 
-def launched(hook: LaunchHook, what: Any, resources: Mapping[str, float], strategy: Any) -> None:
-    """Call a hook.
+def launched(hooks: list[LaunchHook], what: Any, resources: Mapping[str, float], strategy: Any) -> None:
+    """Call the hook.
 
     Args:
         what: the function, or the class of an actor.
     """
     module, name = getattr(what, "__module__", ""), getattr(what, "__qualname__", "")
     is_class = isinstance(what, type)
-    hook(LaunchedFunction(module, name if is_class else "", "__init__" if is_class else name), resources, strategy)
+    function = LaunchedFunction(module, name if is_class else "", "__init__" if is_class else name)
+    for hook in hooks:
+        hook(function, resources, strategy)
 
 
 def strategy_in_force(given: Mapping[str, Any], group: tuple[Any, int, bool] | None) -> Any:

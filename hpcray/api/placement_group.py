@@ -373,7 +373,7 @@ _NODE_ID_PREFIX = "node_id:"
 
 
 def with_placement(
-    process: CoreWorker, given: Mapping[str, Any], hold: Shape, place: Shape, what: Any, hook: LaunchHook | None = None
+    process: CoreWorker, given: Mapping[str, Any], hold: Shape, place: Shape, what: Any, hooks: list[LaunchHook]
 ) -> tuple[Shape, Shape]:
     """Resolve node ids and placement groups in the shapes of a task or actor.
 
@@ -383,7 +383,7 @@ def with_placement(
         hold: resources that it holds while it runs.
         place: resources that its node needs when it starts; for tasks the same object as `hold`.
         what: the function of the task, or the class of the actor.
-        hook: called with what is launched.
+        hooks: called with what is launched.
 
     Returns:
         (hold, place) with node indices and the resource names of bundles.
@@ -392,8 +392,8 @@ def with_placement(
         ValueError: the node or the bundle does not exist, or the request fits into no bundle.
     """
     found = _group(process, given)
-    if hook is not None:
-        launched(hook, what, to_amounts(dict(hold.resources)), strategy_in_force(given, found))
+    if hooks:
+        launched(hooks, what, to_amounts(dict(hold.resources)), strategy_in_force(given, found))
     hold, place = (
         resolve_node_affinity(process, hold),
         (resolve_node_affinity(process, place) if place is not hold else hold),
