@@ -75,7 +75,7 @@ class RuntimeEnvs:
             if field in (*_INSTALLERS, "py_executable"):
                 found[field] = value
             elif field == "env_vars":
-                if at_start := read_at_start(value):
+                if at_start := value if self._preloads else read_at_start(value):
                     found[STARTED_WITH] = at_start
             elif field == "config":
                 if value["setup_timeout_seconds"] != DEFAULT_SETUP_TIMEOUT:
@@ -90,6 +90,12 @@ class RuntimeEnvs:
             elif field not in RuntimeEnv.known_fields and PLUGINS_VARIABLE in os.environ:
                 found[field] = value
         return found
+
+    @property
+    def _preloads(self) -> bool:
+        """Return True if fork servers import modules ahead of workers: these may have read any variable."""
+        job = self._process.job
+        return bool(self._process.config.preload or (job is not None and job.preload))
 
     def merged(self, env: Mapping[str, Any] | None) -> Fields:
         """Merge the fields of a task or actor over those of its parent."""

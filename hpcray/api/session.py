@@ -28,16 +28,19 @@ from hpcray.core.core_worker.object_entry import Waiter
 from hpcray.core.core_worker.object_table import PENDING
 from hpcray.diagnostics.introspection import ObjectInventory
 from hpcray.notebooks.notebook import show_in_cells
-from hpcray.platform.job_variables import JobVariables
+from hpcray.platform.job_variables import JobVariables, session_of_parent
 from hpcray.platform.log_format import check_rotation
+from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInfo
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
+from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_interruptions
 from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, WorkerOutputPrinter
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime_env.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
+from hpcray.transport.startup import read_launch
 
 logger = logging.getLogger("hpcray")
 
@@ -242,8 +245,8 @@ def init(
         address or os.environ.get("RAY_ADDRESS") or None,
         options,
         {**given, "labels": labels, "object_store_memory": object_store_memory},
-        lambda process: _start_driver(
-            process, namespace, environment, logging_config, lifetime, log_to_driver, settings
+        lambda process, inherited: _start_driver(
+            process, namespace or inherited or None, environment, logging_config, lifetime, log_to_driver, settings
         ),
     )
     return ClientContext()
@@ -256,13 +259,14 @@ post_init_hooks: list[Callable[[], object]] = []
 
 
 def _enter_session(
-    address: str | None, options: NodeOptions, given: dict[str, Any], start: Callable[[CoreWorker], None]
+    address: str | None, options: NodeOptions, given: dict[str, Any], start: Callable[[CoreWorker, str], None]
 ) -> None:
     """Join or start a session, now or, where its nodes do not run yet, at its first use.
 
     Args:
         given: the arguments of `init` that describe a node.
-        start: called with the process when it has joined.
+        start: called when it has joined: with the process, and the namespace of the process that has started this one
+            ("": it joins another job, or begins one).
 
     Raises:
         ValueError: `given` has values, and the address names a cluster.
@@ -275,6 +279,9 @@ def _enter_session(
 
     def join() -> None:
         where = late.text() if late is not None else address
+        parent = _job_of_parent(given) if where is None else None
+        if parent is not None:
+            where = parent.path
         if where and where != "local":
             logger.info("Connecting to existing Ray cluster at address: %s...", where)
         entry, process = _join(where, options)
@@ -282,7 +289,7 @@ def _enter_session(
             # `announce` heeds log_to_driver.
             _warn_of_ignored_arguments({**given, **options.config, "log_to_driver": None})
         try:
-            start(process)
+            start(process, "" if parent is None else os.environ.get(OWN_NAMESPACE, ""))
             logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
             for hook in post_init_hooks:
                 hook()
@@ -296,6 +303,26 @@ def _enter_session(
         current.postpone(join)
     else:
         join()
+
+
+def _job_of_parent(given: Mapping[str, Any]) -> SessionInfo | None:
+    """Return the node that a process joins which a program or a worker of a job has started, by any way.
+
+    Args:
+        given: the arguments of `init` that describe a node. Where there are such, a job of its own is meant, as in Ray.
+    """
+    if ADDRESS in os.environ or read_launch(os.environ).size > 1:
+        return None
+    found = session_of_parent(os.environ)
+    described = [name for name, value in given.items() if value is not None]
+    if found is not None and described:
+        logger.warning(
+            "hpcray: init() starts a job of its own beside that of its parent process, as %s describes a node; hint: "
+            "init() without it joins that job, init(address='local') says that another one is meant",
+            ", ".join(described),
+        )
+        return None
+    return found
 
 
 _ARGUMENTS = tuple(inspect.signature(init).parameters)
@@ -339,6 +366,8 @@ def _start_driver(
     settings: Mapping[str, Any],
 ) -> None:
     job_fields = announce(process, namespace, environment.env_vars(), log_to_driver)
+    if _Session.variables is not None and process.job is not None:
+        _Session.variables.name_namespace(process.job.namespace)
     if not _Session.hooked:
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
@@ -394,6 +423,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         driver_signals.defer_sigint(process.engine)
         driver_signals.forward_to_raylet(process)
         driver_signals.exit_at_drain_deadline(process)
+        defer_interruptions(process.engine, driver_signals.in_our_code)
     except BaseException:
         current.process = None
         if process is not None:
@@ -520,6 +550,7 @@ def _leave(process: CoreWorker, entry: ClusterEntry | None) -> None:
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), Exit(_Session.exit_code))
     process.close()
+    end_interruptions()
     if entry is not None and entry.node is not None:
         entry.node.leave()
 

@@ -40,6 +40,7 @@ _OTHER_VARIABLES = (
     "LAUNCHER",
     "MADE_UP_GPUS",
     "MPIRUN",
+    "NAMESPACE",
     "NETWORK_DEVICES",
     "NODE_ID",
     "NODE_NAME",

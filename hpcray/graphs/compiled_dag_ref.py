@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from functools import partial
 from typing import Any, NoReturn, Protocol
 
+from hpcray.common.late_release import LateRelease, collecting, is_referred
 from hpcray.common.task_errors import RayTaskError
 from hpcray.graphs.channels import Failed
 from hpcray.protocol.out_of_band import pickling
@@ -29,8 +31,9 @@ class _Result:
         self._execution_index = execution_index
         self._channel_index = channel_index
 
-    def _drop(self) -> None:
-        self._dag._drop(self._execution_index, self._channel_index or 0)
+    def _dropping(self) -> Callable[[], None]:
+        """Return a function that drops the result, without a reference to this object."""
+        return partial(self._dag._drop, self._execution_index, self._channel_index or 0)
 
     def __str__(self) -> str:
         return (
@@ -74,7 +77,10 @@ class CompiledDAGRef(_Result):
 
     def __del__(self) -> None:
         if not self._ray_get_called and "_dag" in self.__dict__:
-            self._drop()
+            if collecting and is_referred(self):
+                self._late = LateRelease.of(self._dropping())
+                return
+            self._dropping()()
 
 
 class CompiledDAGFuture(_Result):
@@ -94,12 +100,15 @@ class CompiledDAGFuture(_Result):
         try:
             values = yield from asyncio.shield(fut).__await__()
         finally:
-            self._drop()
+            self._dropping()()
         return unwrapped(values[self._channel_index or 0])
 
     def __del__(self) -> None:
         if self.__dict__.get("_fut") is not None:
-            self._drop()
+            if collecting and is_referred(self):
+                self._late = LateRelease.of(self._dropping())
+                return
+            self._dropping()()
 
 
 def unwrapped(value: Any) -> Any:

@@ -33,6 +33,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from hpcray.platform import environment_reads
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
@@ -179,7 +180,8 @@ class _ForkServer:
 
     def _load(self) -> None:
         try:
-            self._main = self._load_worker()
+            with environment_reads.of_imports.noted():
+                self._main = self._load_worker()
             _freeze_heap()
             self._report("ready")
         except Exception:
@@ -193,7 +195,8 @@ class _ForkServer:
             os.environ[variable] = text
         for name in modules:
             try:
-                importlib.import_module(name)
+                with environment_reads.of_imports.noted():
+                    importlib.import_module(name)
             except (Exception, SystemExit):  # a task that needs the module gets the error when it imports it
                 self._report("not imported", name, traceback.format_exc()[-_MAX_TRACEBACK:])
         for variable, _ in env:  # workers get those of their own job

@@ -33,7 +33,16 @@ _WHEEL_UNDER_SRUN = {
     "OMPI_MCA_opal_common_ucx_devices": "any",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-_OF_JOB = ("SLURM_", "SRUN_", "SLURMD_", "SUBMITIT_", "HPCRAY_ADDRESS", "HPCRAY_SESSION", "HPCRAY_CONSOLE")
+_OF_JOB = (
+    "SLURM_",
+    "SRUN_",
+    "SLURMD_",
+    "SUBMITIT_",
+    "HPCRAY_ADDRESS",
+    "HPCRAY_SESSION",
+    "HPCRAY_NAMESPACE",
+    "HPCRAY_CONSOLE",
+)
 _OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS")
 _MCA_FILES = {"OMPI_MCA_": ".openmpi/mca-params.conf", "PMIX_MCA_": ".pmix/mca-params.conf"}
 _added: set[str] = set()

@@ -11,8 +11,9 @@ own,
   `UCX_*` of its own.
 
 Numerical libraries of a worker start as many threads as its task or actor has CPUs, as in Ray. `OMP_NUM_THREADS` counts
-for libraries that are loaded later. Libraries that the fork server has loaded are set by threadpoolctl, PyTorch also by
-itself: it has a number of its own, for each thread that begins to compute. A value that the user has set stays.
+for libraries that are loaded later. Libraries that the fork server has loaded, limited to one thread each, are set by
+threadpoolctl, PyTorch also by itself: it has a number of its own, for each thread that begins to compute. What the user
+has set in a library's own variable, or in OpenMP's, holds for both kinds.
 
 Source: Linux, Documentation/ABI/stable/sysfs-devices-node, sysfs-bus-pci, sysfs-class-infiniband; NVIDIA's driver,
 /proc/driver/nvidia; CUDA programming guide, CUDA_DEVICE_ORDER.
@@ -360,27 +361,59 @@ def original_affinity(mask: CoreSet) -> Iterator[None]:
         os.sched_setaffinity(0, own)
 
 
+_LIMITS = {
+    "openblas": ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", OMP_NUM_THREADS),
+    "mkl": ("MKL_NUM_THREADS", OMP_NUM_THREADS),
+    "blis": ("BLIS_NUM_THREADS", OMP_NUM_THREADS),
+    "torch": (OMP_NUM_THREADS, "MKL_NUM_THREADS"),
+}
+"""The variables in which libraries look up their number of threads, the first one first; others know OpenMP's alone.
+Source: the manuals of OpenBLAS, MKL and BLIS; PyTorch, aten/src/ATen/ParallelCommon.cpp."""
+
+
 class _ThreadLimit:
     """State of this process: the CPUs of the last request; the value of the variable that we have set, None for none;
-    and the threads of loaded libraries."""
+    and the threads of loaded libraries, `_OF_USER` for what the user's variables say."""
 
     cpus = 0
     text: str | None = None
     loaded = 1
 
 
+_OF_USER = 0
+
+
 def limit_loaded_libraries_to_one_thread() -> None:
-    """Limit libraries that are loaded to one thread, here and in forked children. For the fork server."""
-    if OMP_NUM_THREADS not in os.environ:
-        _limit_loaded_libraries(1)
+    """Limit libraries that are loaded to one thread, here and in forked children, which raise the limit when they know
+    their task. For the fork server."""
+    _limit_loaded_libraries(1, {})
 
 
-def _limit_loaded_libraries(count: int) -> None:
+def requested_threads(library: str, environ: Mapping[str, str]) -> int | None:
+    """Return the number of threads that the variables ask of a library; None if they leave it open.
+
+    Args:
+        library: by threadpoolctl's name, or "torch".
+    """
+    for name in _LIMITS.get(library, (OMP_NUM_THREADS,)):
+        if name in environ:
+            first = environ[name].partition(",")[0].strip()  # OpenMP has one number for each level of nesting
+            # A library that cannot read its variable takes all cores; none takes more.
+            cores = len(os.sched_getaffinity(0))
+            return min(int(first), cores) if first.isdecimal() and int(first) else cores
+    return None
+
+
+def _limit_loaded_libraries(count: int, environ: Mapping[str, str]) -> None:
+    """Set the threads of loaded libraries: to what the variables say, or else to `count`."""
     import threadpoolctl
 
-    threadpoolctl.threadpool_limits(limits=count)
+    for library in threadpoolctl.ThreadpoolController().lib_controllers:
+        wanted = requested_threads(library.internal_api, environ) or count
+        if library.num_threads != wanted:
+            library.set_num_threads(wanted)
     if (torch := sys.modules.get("torch")) is not None:
-        torch.set_num_threads(count)
+        torch.set_num_threads(requested_threads("torch", environ) or count)
 
 
 def thread_count_changes(units: int) -> bool:
@@ -395,10 +428,11 @@ def set_thread_count(units: int) -> None:
     count = _ThreadLimit.cpus = max(1, units // UNIT)
     bind_worker_to_cpus(count)
     known = os.environ.get(OMP_NUM_THREADS)
-    if known is not None and known != _ThreadLimit.text:
-        return  # set by the user
-    if known != str(count):
+    by_user = known is not None and known != _ThreadLimit.text
+    if not by_user and known != str(count):
         _ThreadLimit.text = os.environ[OMP_NUM_THREADS] = str(count)
-    if count != _ThreadLimit.loaded:
-        _limit_loaded_libraries(count)
-        _ThreadLimit.loaded = count
+    wanted = _OF_USER if by_user else count
+    if wanted != _ThreadLimit.loaded:
+        ours = () if by_user else (OMP_NUM_THREADS,)
+        _limit_loaded_libraries(count, {name: text for name, text in os.environ.items() if name not in ours})
+        _ThreadLimit.loaded = wanted

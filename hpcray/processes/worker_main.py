@@ -18,10 +18,11 @@ from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
 from hpcray.platform.stacks import enable_stack_dump
 from hpcray.runtime.core_worker.core_worker import connect, current
+from hpcray.runtime.core_worker.interruptions import defer_interruptions
 from hpcray.runtime.core_worker.peer_sockets import listen
 from hpcray.runtime.worker.log_output import finish_output, write_to_log_files
 from hpcray.runtime.worker.signal_watch import SignalWatch
-from hpcray.runtime.worker.task_executor import TaskExecutor
+from hpcray.runtime.worker.task_executor import TaskExecutor, in_user_code
 from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv
 
 
@@ -74,6 +75,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     for number in process.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
     process.start(worker.handlers, listener=listener)
+    defer_interruptions(process.engine, lambda frame: not in_user_code(frame))
     environment.set_up(worker)
     worker.serve()
 

@@ -22,11 +22,21 @@ SETUP_HOOK_VARIABLE = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 PYTHON_FIELDS = ("pip", "uv", "py_executable")
 """Fields that need another Python than the job's."""
 STARTED_WITH = "started_with"
-"""Field of a worker's environment: those of `env_vars` that are read when a process starts, and not later."""
+"""Field of a worker's environment: those of `env_vars` that are read when a process starts or loads a library."""
 _READ_AT_START = frozenset({
-    "GLIBC_TUNABLES", "MALLOC_ARENA_MAX", "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONHOME", "PYTHONMALLOC",
-    "PYTHONNOUSERSITE", "PYTHONOPTIMIZE", "PYTHONPATH", "PYTHONUTF8", "PYTHONWARNINGS",
+    "GLIBC_TUNABLES", "HOSTALIASES", "LANG", "LANGUAGE", "LOCALDOMAIN", "LOCPATH", "NLSPATH", "RES_OPTIONS", "TZ",
+    "TZDIR",
 })  # fmt: skip
+_READ_AT_START_PREFIXES = (
+    "BLIS_", "GOMP_", "GOTO_", "KMP_", "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMBA_", "NUMPY_", "OMP_", "OPENBLAS_",
+    "PYTHON", "VECLIB_",
+)  # fmt: skip
+_READ_AT_START_SUFFIXES = ("_NUM_THREADS", "_MAX_THREADS")
+"""Variables that Python, the C library, and the numerical libraries that the fork server loads read once, unseen."""
+_OF_THE_START = ("GLIBC_TUNABLES", "LD_", "MALLOC_", "PYTHON")
+"""Begin the names of variables with which a process may fail to start."""
+_LONGEST_VARIABLE = 128 << 10
+"""Characters, of a name or of a value. Source: Linux, MAX_ARG_STRLEN of include/uapi/linux/binfmts.h."""
 DEFAULT_SETUP_TIMEOUT = 600
 SUPPORTED_FIELDS = frozenset({
     "config", "env_vars", "excludes", "pip", "py_executable", "py_modules", "uv", "worker_process_setup_hook",
@@ -115,8 +125,17 @@ class RuntimeEnvConfig(dict[str, Any]):
 
 
 def read_at_start(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that have no effect in a process that runs already."""
-    return {name: text for name, text in variables.items() if name in _READ_AT_START or name.startswith("LD_")}
+    """Return the variables that have no effect, or not everywhere, in a process that runs already."""
+    return {
+        name: text
+        for name, text in variables.items()
+        if name in _READ_AT_START or name.startswith(_READ_AT_START_PREFIXES) or name.endswith(_READ_AT_START_SUFFIXES)
+    }
+
+
+def may_prevent_start(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables with which a Python may fail to start."""
+    return {name: text for name, text in variables.items() if name.startswith(_OF_THE_START)}
 
 
 class RuntimeEnv(dict[str, Any]):
@@ -406,7 +425,27 @@ def _check_env_vars(value: Any) -> dict[str, str] | None:
                     f"runtime_env['env_vars'] must be of type Dict[str, str], "
                     f"but the {kind} {item!r} in {name!r}: {text!r} is of type {type(item)}"
                 )
+            problem = _variable_problem(item, kind)
+            if problem:
+                raise ValueError(f"runtime_env['env_vars']: the {kind} {item[:100]!r} {problem}")
     return dict(value) or None
+
+
+def _variable_problem(text: str, kind: str) -> str:
+    """Say why no process can have a variable with this name ("key") or value; "" if one can."""
+    if kind == "key" and not text:
+        return "is empty, and a variable has a name"
+    if kind == "key" and "=" in text:
+        return "has a '=', which ends a name; hint: {'NAME': 'value'}"
+    if "\0" in text:
+        return "has a NUL, which ends the text of a variable"
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as error:
+        return f"cannot be encoded: {error}"
+    if len(text) >= _LONGEST_VARIABLE:
+        return f"has {len(text)} characters; Linux lets a variable have fewer than {_LONGEST_VARIABLE}"
+    return ""
 
 
 def _check_working_dir(value: Any) -> str:

@@ -24,6 +24,7 @@ import msgspec
 
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
 from hpcray.common.resources import JOB_FIELD
+from hpcray.platform import environment_reads
 from hpcray.platform.accelerators import device_visibility_state
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -38,6 +39,8 @@ from hpcray.runtime_env.runtime_env import (
     STARTED_WITH,
     RuntimeEnv,
     load_function,
+    may_prevent_start,
+    read_at_start,
 )
 from hpcray.runtime_env.runtime_env_plugin import RuntimeEnvContext, RuntimeEnvPluginManager, changed_command
 from hpcray.runtime_env.runtime_env_setup import (
@@ -62,7 +65,7 @@ class _EnvFunctionError(Exception):
 
 
 _REFERENCE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
-_of_template = dict(os.environ)
+_of_template = {os.fsdecode(name): os.fsdecode(text) for name, text in os.environb.items()}
 """Variables of the process that this one is forked from: it has imported this module."""
 _expanded: dict[tuple[str, str], str] = {}
 
@@ -143,8 +146,9 @@ class WorkerRuntimeEnv:
         plugged = PLUGINS_VARIABLE in os.environ and any(
             field not in RuntimeEnv.known_fields and field != STARTED_WITH for field in self.fields
         )
-        variables = self._variables_to_start_with()
-        if not plugged and not variables and not any(self.fields.get(field) for field in PYTHON_FIELDS):
+        variables = expanded(self.fields.get(STARTED_WITH, {}).items())
+        fresh = self._came_too_late(variables)
+        if not plugged and not fresh and not any(self.fields.get(field) for field in PYTHON_FIELDS):
             return
         try:
             paths = json.dumps([_ROOT, *(path for path in sys.path if path.rstrip("/").endswith(_SYSTEM[:2]))])
@@ -156,13 +160,13 @@ class WorkerRuntimeEnv:
             os.environ.update(found.variables)
             if plugged:
                 found.command = self._changed_by_plugins(session_dir, found.command)
-            if variables and not found.command:
+            if fresh and not found.command:
                 found.command = [sys.executable]
             if not found.command:
                 return
-            if variables:
-                try_variables(session_dir, found.command, variables, self.timeout, trial)
-                os.environ.update(variables)
+            if doubtful := may_prevent_start(variables):
+                try_variables(session_dir, found.command, doubtful, self.timeout, trial)
+            os.environ.update(variables)
             devices = json.dumps(device_visibility_state())
             if directory:
                 os.chdir(directory)
@@ -182,10 +186,15 @@ class WorkerRuntimeEnv:
         except Exception as error:  # whatever it is: the tasks of this worker raise it
             self.problem = f"{type(error).__name__}: {error}"
 
-    def _variables_to_start_with(self) -> dict[str, str]:
-        """Return the variables without effect in a forked process that are not as in the one that it is forked from."""
-        wanted = expanded(self.fields.get(STARTED_WITH, {}).items())
-        return {name: text for name, text in wanted.items() if _of_template.get(name) != text}
+    def _came_too_late(self, variables: Mapping[str, str]) -> bool:
+        """Return True if a library that this process has from its fork server, or the interpreter, has read one of the
+        variables when it was another."""
+        if any(_of_template.get(name) != text for name, text in read_at_start(variables).items()):
+            return True
+        noted = environment_reads.of_imports
+        if self.job is not None:  # a later driver: what is preloaded was loaded with the first one's variables
+            return noted.differ_at_all({**_of_template, **expanded(self.job.env), **variables})
+        return noted.differ(variables)
 
     def _changed_by_plugins(self, session_dir: str, command: list[str]) -> list[str]:
         """Let plugins change this worker; return the command that is to take its place, none if it may go on."""

@@ -19,6 +19,7 @@ from hpcray.api.objects import get, put
 from hpcray.api.runtime_context import cluster_resources
 from hpcray.api.session import init, is_initialized
 from hpcray.common.exceptions import ActorDiedError
+from hpcray.platform.job_variables import session_of_parent
 from hpcray.transport.startup import read_launch
 from hpcray.util.dispatcher import (
     CALL,
@@ -435,7 +436,12 @@ def _connect(processes: int | None, address: str | None) -> int:
     """Start or join a session unless there is one; returns the number of processes of the pool."""
     if not is_initialized():
         address = address or os.environ.get("RAY_ADDRESS") or None
-        alone = address is None and not read_launch(os.environ).kind and "HPCRAY_ADDRESS" not in os.environ
+        alone = (
+            address is None
+            and not read_launch(os.environ).kind
+            and "HPCRAY_ADDRESS" not in os.environ
+            and session_of_parent(os.environ) is None
+        )
         init(address, num_cpus=processes if alone else None)
     cpus = int(cluster_resources().get("CPU", 0))
     if processes is None:

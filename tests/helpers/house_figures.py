@@ -88,6 +88,7 @@ INJECTED = {
 """Functions that are put on another object, in place of a method, or by a setter: how often in each place."""
 
 FOREIGN = {
+    "EnvironmentReads.noted: environ.encodekey": "os.environ, whose reads it notes",
     "DashboardServer._serve: server.install_signal_handlers": "uvicorn's server",
     "WorkerDebugger.do_interact: console.raw_input": "the standard library's InteractiveConsole",
     "WorkerDebugger.do_interact: console.write": "the standard library's InteractiveConsole",
@@ -136,7 +137,6 @@ SHORT_FILES = {
     "core/throttler.py": 1,
     "graphs/output_node.py": 1,
     "jobs/client_mode.py": 1,
-    "platform/job_variables.py": 1,
     "platform/kept_logs.py": 1,
     "platform/spin_window.py": 1,
     "protocol/code_pickling.py": 1,
@@ -152,40 +152,40 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 2984,
+    "api": 3014,
     "autoscaler": 822,
     "cli": 2758,
-    "common": 1440,
+    "common": 1473,
     "compat": 3406,
     "core": 12622,
     "dashboard": 1192,
     "diagnostics": 2643,
     "experimental": 664,
-    "graphs": 2182,
+    "graphs": 2190,
     "job_submission": 726,
     "jobs": 1233,
-    "kernel": 37888,
+    "kernel": 38213,
     "launch": 551,
     "mpi": 541,
     "notebooks": 219,
-    "platform": 5068,
-    "processes": 338,
+    "platform": 5153,
+    "processes": 340,
     "progress_bars": 222,
     "protocol": 1479,
     "ray_api": 451,
     "ray_start": 1544,
-    "runtime": 12431,
-    "runtime_env": 1025,
+    "runtime": 12590,
+    "runtime_env": 1063,
     "state": 3936,
     "tensors": 3268,
     "top": 753,
     "transport": 1877,
-    "util": 3703,
-    "whole": 69946,
+    "util": 3718,
+    "whole": 70477,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 543,
+    "whole": 546,
 }
 """Files of the package, those of compat/standin left out."""

@@ -211,13 +211,33 @@ class TestThreads:
         numa_binding.set_thread_count(units)
         assert numa_binding.os.environ[numa_binding.OMP_NUM_THREADS] == count
 
-    def test_omp_num_threads_of_the_user_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        limits = _Limits()
+    @pytest.mark.parametrize(
+        ("variables", "expected"),
+        [
+            ({"OMP_NUM_THREADS": "3"}, {"openblas": 3, "mkl": 3, "openmp": 3, "torch": 3}),
+            ({"OMP_NUM_THREADS": "3,2"}, {"openblas": 3, "mkl": 3, "openmp": 3, "torch": 3}),
+            ({"OPENBLAS_NUM_THREADS": "3"}, {"openblas": 3, "mkl": 2, "openmp": 2, "torch": 2}),
+            ({"MKL_NUM_THREADS": "3", "OMP_NUM_THREADS": "1"}, {"openblas": 1, "mkl": 3, "openmp": 1, "torch": 1}),
+            ({"OMP_NUM_THREADS": "99"}, {"openblas": 4, "mkl": 4, "openmp": 4, "torch": 4}),
+            ({"OMP_NUM_THREADS": "many"}, {"openblas": 4, "mkl": 4, "openmp": 4, "torch": 4}),
+        ],
+        ids=str,
+    )
+    def test_what_the_user_has_set_holds_in_libraries_that_the_fork_server_has_limited(
+        self, variables: dict[str, str], expected: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        limits = _Limits("openblas", "mkl", "openmp")
         monkeypatch.setitem(sys.modules, "threadpoolctl", limits)
-        monkeypatch.setenv(numa_binding.OMP_NUM_THREADS, "7")
-        numa_binding.set_thread_count(2 * UNIT)
+        said: list[int] = []
+        monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(set_num_threads=said.append))
+        monkeypatch.setattr(numa_binding.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+        for name, text in variables.items():
+            monkeypatch.setenv(name, text)
         numa_binding.limit_loaded_libraries_to_one_thread()
-        assert numa_binding.os.environ[numa_binding.OMP_NUM_THREADS] == "7" and limits.said == []
+        assert {one.num_threads for one in limits.lib_controllers} == {1} and said == [1]
+        numa_binding.set_thread_count(2 * UNIT)
+        assert {one.internal_api: one.num_threads for one in limits.lib_controllers} | {"torch": said[-1]} == expected
+        assert numa_binding.os.environ[numa_binding.OMP_NUM_THREADS] == variables.get("OMP_NUM_THREADS", "2")
 
     def test_threads_are_set_for_each_lease_and_for_loaded_libraries(self, monkeypatch: pytest.MonkeyPatch) -> None:
         limits = _Limits()
@@ -246,10 +266,20 @@ class TestThreads:
 
 
 class _Limits:
-    """Stands for the module threadpoolctl."""
+    """Stands for the module threadpoolctl. said: the numbers that the first library was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, *names: str) -> None:
         self.said: list[int] = []
+        self.lib_controllers = [_Library(name, self.said) for name in names or ("openblas",)]
 
-    def threadpool_limits(self, limits: int) -> None:
-        self.said.append(limits)
+    def ThreadpoolController(self) -> _Limits:
+        return self
+
+
+class _Library:
+    def __init__(self, name: str, said: list[int]) -> None:
+        self.internal_api, self.num_threads, self._said = name, 4, said
+
+    def set_num_threads(self, count: int) -> None:
+        self.num_threads = count
+        self._said.append(count)

@@ -41,7 +41,7 @@ def defer_sigint(engine: IoEngine) -> None:
     main = threading.get_ident()
 
     def handle(signum: int, frame: FrameType | None) -> None:
-        if not engine.closed and main not in engine.asleep and _inside(frame):
+        if not engine.closed and main not in engine.asleep and in_our_code(frame):
             again = threading.Timer(_RESEND_DELAY, os.kill, (os.getpid(), signum))
             again.daemon = True
             again.start()
@@ -101,7 +101,8 @@ def restore() -> None:
             signal.signal(number, default)
 
 
-def _inside(frame: FrameType | None) -> bool:
+def in_our_code(frame: FrameType | None) -> bool:
+    """Return True if a frame of a driver is in code of ours, or called by it, that must not be interrupted."""
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OURS):
             return not frame.f_code.co_filename.startswith(_INTERRUPTIBLE)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from hpcray.common.exceptions import ObjectRefStreamEndOfStreamError
 from hpcray.common.ids import TaskID, node_of, return_index
+from hpcray.common.late_release import LateRelease, collecting, is_referred
 from hpcray.core.core_worker.object_table import PENDING, ObjectTable, Waiter
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.protocol import messages as m
@@ -352,14 +354,22 @@ class ObjectRefGenerator(Generic[T_co]):
         stream = getattr(self, "_stream", None)
         if stream is None:
             return
-        stream.dropped = True
-        stream.refs = deque()
-        if stream.task.extra.window > 0 and stream.task.worker is not None:
-            try:
-                context = require_context()
-                context.engine.call_soon(lambda: _take_all(context, stream))
-            except Exception:  # the session has ended, or the interpreter is going down
-                return
+        if collecting and is_referred(self):
+            self._late = LateRelease.of(partial(_drop_stream, stream))
+            return
+        _drop_stream(stream)
+
+
+def _drop_stream(stream: GeneratorStream) -> None:
+    """Take note that the values of a stream that are left will not be taken."""
+    stream.dropped = True
+    stream.refs = deque()
+    if stream.task.extra.window > 0 and stream.task.worker is not None:
+        try:
+            context = require_context()
+            context.engine.call_soon(lambda: _take_all(context, stream))
+        except Exception:  # the session has ended, or the interpreter is going down
+            return
 
 
 class DynamicObjectRefGenerator:

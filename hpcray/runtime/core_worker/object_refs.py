@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
+from hpcray.common.late_release import LateRelease, collecting, is_referred
 from hpcray.core.core_worker.object_entry import PENDING, note_site, site_of
 from hpcray.protocol.serialization import note_ref
 from hpcray.runtime.core_worker.context import current, require_context
@@ -51,7 +52,7 @@ class ObjectRef(Generic[T_co]):
     `concurrent.futures.Future`. While a ref exists anywhere in the job, so does its object.
     """
 
-    __slots__ = ("__weakref__", "_id")
+    __slots__ = ("__weakref__", "_id", "_late")
 
     def __init__(self, object_id: bytes) -> None:
         if len(object_id) != OBJECT_BYTES:
@@ -63,11 +64,13 @@ class ObjectRef(Generic[T_co]):
 
     def __del__(self) -> None:
         try:  # as `defer_release` does, without a call
+            if collecting and is_referred(self):
+                self._late = LateRelease.of(partial(defer_release, self._id))
+                return
             _append(self._id)
-            process = current.process
-            if process is not None and process.engine.driver:
-                process.engine.wake()
-        except (AttributeError, TypeError):  # half made, or the interpreter is going down
+            if current.process.engine.driver:  # type: ignore[union-attr]
+                current.process.engine.wake()  # type: ignore[union-attr]
+        except (AttributeError, TypeError):  # half made, no session, or the interpreter is going down
             pass
 
     def binary(self) -> bytes:

@@ -23,7 +23,6 @@ class WorkerContext(Protocol):
     engine: IoEngine
     queue: deque[tuple[bytes, Any]]
     options: dict[bytes, m.CallOptions]
-    cancelled: set[bytes]
     forked: bool
     reply: Callable[..., None]
     imports: ImportWatch
@@ -45,6 +44,9 @@ class WorkerContext(Protocol):
     def forget_options(self, task: bytes) -> None: ...
 
     def register_thread(self) -> None: ...
+
+    @property
+    def cancelled(self) -> set[bytes]: ...
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None: ...
 

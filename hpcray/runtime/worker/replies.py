@@ -146,6 +146,10 @@ class Replies:
             else:
                 cancelled.__context__ = error  # the text says where the coroutine was, as in Ray
                 error = self._task_error(cancelled, name, actor, task)
+        elif issubclass(kind, KeyboardInterrupt):  # the program has interrupted itself: as in Ray, it looks like this
+            cancelled = TaskCancelledError(TaskID(task), f"{name} was interrupted while it ran")
+            cancelled.__context__ = error
+            error = self._task_error(cancelled, name, actor, task)
         elif kind is Verdict:
             error = error.error  # type: ignore[attr-defined]
         else:

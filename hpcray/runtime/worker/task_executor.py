@@ -28,6 +28,7 @@ from hpcray.diagnostics.introspection import qualified_name
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.session_directory import OWN_NAMESPACE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
@@ -49,6 +50,8 @@ _LEND_AFTER = 0.01
 less, also where other processes want the processor."""
 _RESEND_DELAY = 0.001
 """Seconds after which an interrupt is sent again that came in the middle of our code."""
+_LATE_INTERRUPT = 1.0
+"""Seconds in which the interrupt of a task that was cancelled may still come when the task has ended."""
 _EXIT_WRITE_TIMEOUT = 5.0
 """Seconds for which a worker that exits waits until its last replies are read."""
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
@@ -95,6 +98,25 @@ def _end_forked_child(
         os._exit(0 if error is None else 1)
 
 
+class CancellationTracker(set[bytes]):
+    """The tasks that were cancelled while they ran, and how many of their interrupts have not come yet."""
+
+    _interrupts = 0
+    _last = 0.0
+
+    def expect_interrupt(self) -> None:
+        """Count the interrupt of a task that is sent now."""
+        self._interrupts, self._last = self._interrupts + 1, monotonic()
+
+    def take_interrupt(self) -> bool:
+        """Return True if an interrupt that has come may be one of those: its task may have ended meanwhile."""
+        if not self._interrupts or monotonic() - self._last > _LATE_INTERRUPT:
+            self._interrupts = 0
+            return False
+        self._interrupts -= 1
+        return True
+
+
 class TaskExecutor:
     """Executes what submitters push. The main thread runs tasks and drives the engine in between.
 
@@ -121,7 +143,7 @@ class TaskExecutor:
         self.environment = environment
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
-        self.cancelled: set[bytes] = set()
+        self.cancelled: CancellationTracker = CancellationTracker()
         self.log_parts: Callable[[bytes, str], dict[str, Any]] | None = None
         self.replies = Replies(self, process)
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
@@ -251,6 +273,7 @@ class TaskExecutor:
                 self.engine.flush()
                 os._exit(1)
             self.cancelled.add(msg.task)
+            self.cancelled.expect_interrupt()
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
@@ -292,19 +315,34 @@ class TaskExecutor:
                 sys.path.insert(0, path)
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
+        os.environ[OWN_NAMESPACE] = job.namespace
         os.environ.update(expanded(job.env))
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
         self.environment.enter()
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:
-        """SIGINT comes from ourselves only (`_on_cancel`): it interrupts the task it was meant for, nothing else.
+        """A SIGINT comes from ourselves (`_on_cancel`), for one task, or from the program: it has called
+        `_thread.interrupt_main()` or `signal.raise_signal`. Either is a KeyboardInterrupt of the task or call that
+        runs.
 
-        And not the middle of a table update of ours either: then the signal is sent again a moment later.
+        And not the middle of a table update of ours: then the signal is sent again a moment later.
         """
-        if self.running not in self.cancelled or not self._interruptible:
+        asleep = threading.get_ident() in self.engine.asleep
+        if self.actor is None:
+            cancelled = self._interruptible and self.running in self.cancelled
+            if not cancelled and (self.cancelled.take_interrupt() or not self._interruptible):
+                return
+            if asleep or in_user_code(frame):
+                self.cancelled.take_interrupt()
+                raise KeyboardInterrupt
+        elif in_user_code(frame):
+            # Our own code that calls the user's looks so, too: behind the call an interrupt would cost the reply.
+            if frame is not None and not frame.f_code.co_filename.startswith(_OURS):
+                raise KeyboardInterrupt
+        elif self.process.local.task is None:
             return
-        if threading.get_ident() in self.engine.asleep or in_user_code(frame):
+        elif asleep:
             raise KeyboardInterrupt
         _send_again(signum)
 

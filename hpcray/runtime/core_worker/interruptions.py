@@ -1,0 +1,181 @@
+"""Code of the user that Python runs in the middle of ours: handlers of signals, and destructors that the garbage
+collector calls.
+
+Both may use hpcray. While their thread holds the engine's lock, a table may be half changed: then they could not wait
+for anything. So they come a moment later, when the lock is free:
+
+- A handler in Python that interrupts such code is not called; its signal is raised again when the lock is free. Nor,
+  for a while, where other code of ours is at work that does not sleep: a handler may raise an exception.
+  `signal.signal` puts a `SignalHandler` in the place of each
+  handler for that; `signal.getsignal` returns the user's own.
+- A collection that Python begins there finds no garbage: all that it looks at is referred to meanwhile. It is made up
+  for as soon as the lock is free.
+
+Nothing of this is on the way of a call. What is freed while the lock is held, without the garbage collector, has its
+destructor called at once; where that waits, it gets an error (`handler_waits.REENTRANT_WAIT`).
+"""
+
+from __future__ import annotations
+
+import _thread
+import gc
+import os
+import signal
+import threading
+from collections.abc import Callable
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+from hpcray.common.late_release import collecting
+from hpcray.runtime.core_worker.io_engine import IoEngine
+
+_EVENT_LOOP = "asyncio.unix_events"
+"""Module of a handler that does nothing: the event loop reads from a pipe which signals came, one byte each."""
+_OLDEST = 2
+"""Python's last generation."""
+
+
+_PATIENCE = 0.1
+"""Seconds for which a handler waits for the end of code of ours that holds no lock."""
+
+
+class SignalHandler:
+    """A handler of a signal that is called when it may use hpcray, and may raise an exception."""
+
+    __slots__ = ("_since", "handler")
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+        self._since = 0.0
+
+    def __call__(self, number: int, frame: FrameType | None) -> Any:
+        context = _context
+        if context is not None and self._must_wait(context, frame) and _raise_again(context.engine, number):
+            return None
+        self._since = 0.0
+        return self.handler(number, frame)
+
+    def _must_wait(self, context: _HandlerContext, frame: FrameType | None) -> bool:
+        if context.engine.holds_lock():
+            return True
+        if _thread.get_ident() in context.engine.asleep or not context.in_our_code(frame):
+            return False
+        self._since = self._since or monotonic()
+        return monotonic() - self._since < _PATIENCE
+
+
+def _raise_again(engine: IoEngine, number: int) -> bool:
+    """Have a thread raise a signal again in this one, the main thread, when the lock is free; False: there can be none.
+
+    The thread has the lock at that moment: if this one waits for it, or is busy elsewhere, the handler is called there.
+    """
+    main = _thread.get_ident()
+
+    def wait_and_raise() -> None:
+        with engine.lock:
+            signal.pthread_kill(main, number)
+
+    try:
+        _thread.start_new_thread(wait_and_raise, ())  # `threading` has locks of its own, which this may interrupt
+    except RuntimeError:
+        return False
+    return True
+
+
+class _SignalModule:
+    """Stands for the C part of the module `signal`, in which that looks up what sets and gets handlers. So a program
+    that has imported the functions of `signal` by name uses this one too."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def signal(self, number: int, handler: Any) -> Any:
+        return _own(self._module.signal(number, _guarded(handler)))
+
+    def getsignal(self, number: int) -> Any:
+        return _own(self._module.getsignal(number))
+
+
+class _HandlerContext:
+    """The state of this process for its handlers and collections.
+
+    Attributes:
+        engine: the engine whose lock counts. in_our_code: whether a frame is one of our code.
+        held: what a collection must not find. due: the generation that is to be collected when the lock is free, or -1.
+    """
+
+    def __init__(self, engine: IoEngine, in_our_code: Callable[[FrameType | None], bool]) -> None:
+        self.engine, self.in_our_code = engine, in_our_code
+        self.held: list[list[Any]] | None = None
+        self.due = -1
+
+    def keep_all(self, generation: int) -> None:
+        """Have the collection of this generation that begins now find no garbage, and make up for it."""
+        self.held = [gc.get_objects(young) for young in range(generation + 1)]
+        if self.due < 0:
+            self.engine.pending_calls.append(self.collect)
+        self.due = max(self.due, min(generation + 1, _OLDEST))  # what is left is a generation older
+
+    def collect(self) -> None:
+        """Make the collections that are due (lock not held)."""
+        generation, self.due = self.due, -1
+        if generation >= 0:
+            gc.collect(generation)
+
+
+_context: _HandlerContext | None = None
+
+
+def defer_interruptions(engine: IoEngine, in_our_code: Callable[[FrameType | None], bool]) -> None:
+    """Let handlers and destructors wait while their thread holds the lock of this engine.
+
+    Args:
+        in_our_code: whether the code that a handler has interrupted is ours, and not called by the user's.
+    """
+    global _context
+    _context = _HandlerContext(engine, in_our_code)
+    names = vars(signal)
+    if not isinstance(names["_signal"], _SignalModule):
+        names["_signal"] = _SignalModule(names["_signal"])
+        gc.callbacks.append(_on_collection)
+    if threading.current_thread() is threading.main_thread():
+        module = names["_signal"]._module
+        for number in signal.valid_signals():
+            known = module.getsignal(number)
+            if callable(known) and known is not signal.default_int_handler and _guarded(known) is not known:
+                module.signal(number, _guarded(known))
+
+
+def end_interruptions() -> None:
+    """Take note that this process, or a child that the code of the user has forked, has left its job."""
+    global _context
+    _context = None
+
+
+os.register_at_fork(after_in_child=end_interruptions)
+
+
+def _guarded(handler: Any) -> Any:
+    if not callable(handler) or isinstance(handler, (int, SignalHandler)):
+        return handler
+    return handler if getattr(handler, "__module__", "") == _EVENT_LOOP else SignalHandler(handler)
+
+
+def _own(handler: Any) -> Any:
+    return handler.handler if isinstance(handler, SignalHandler) else handler
+
+
+def _on_collection(phase: str, info: dict[str, int]) -> None:
+    context = _context
+    if phase != "start":
+        collecting.clear()
+        if context is not None:
+            context.held = None
+        return
+    collecting.append(True)
+    if context is not None and context.engine.holds_lock():
+        context.keep_all(info["generation"])
