@@ -352,9 +352,12 @@ def type_name(annotation: Any) -> str:
 
 def protocol() -> str:
     """The page on messages."""
+    from hpcray.graphs.compiled_graphs import GraphMessage
     from hpcray.protocol import messages as package
+    from hpcray.tensors.messages import TensorMessage
 
     kinds = get_args(package.Message)
+    of_extensions = {"graphs": get_args(GraphMessage), "tensors": get_args(TensorMessage)}
     found = handlers(frozenset(kind.__name__ for kind in kinds))
     by_file: dict[str, list[type]] = defaultdict(list)
     for kind in kinds:
@@ -363,13 +366,15 @@ def protocol() -> str:
         f"{NOTE}\n# Messages\n\n"
         "Every message between processes of a job, by the file of `hpcray/protocol/messages/` that defines it. The "
         "way is *sender → receiver*: a process is a driver or worker, and the GCS is in the head's raylet. A raylet "
-        "forwards what is not for itself. Handlers are methods of hpcray; a message without one is the answer that "
-        "its sender waits for, or is read where connections begin.\n"
+        "forwards what is not for itself. Messages of extensions travel inside `ExtensionMessage`s. Handlers are "
+        "methods of hpcray; a message without one is the answer that its sender waits for, or is read where "
+        "connections begin.\n"
     ]
-    for name in sorted(by_file):
+    by_room = {f"Extension {name}": kinds for name, kinds in of_extensions.items()}
+    for name, kinds in [*sorted(by_file.items()), *by_room.items()]:
         parts.append(f"\n## {name}\n\n")
         rows = []
-        for kind in sorted(by_file[name], key=lambda kind: msgspec.inspect.type_info(kind).tag):
+        for kind in sorted(kinds, key=lambda kind: msgspec.inspect.type_info(kind).tag):
             info = msgspec.inspect.type_info(kind)
             types = kind.__annotations__
             listed = ", ".join(f"`{field}`: {joined(type_name(types[field]))}" for field in kind.__struct_fields__)

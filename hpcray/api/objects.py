@@ -119,10 +119,10 @@ def _get_with(process: CoreWorker, object_refs: Any, timeout: float | None, copi
     local.reading = True
     try:
         local.deadline = None if timeout is None else monotonic() + timeout
-        local.tensors_as = "copies" if copies else ""
+        local.read_as = "copies" if copies else ""
         return get(object_refs, timeout=timeout)
     finally:
-        local.reading, local.deadline, local.tensors_as = False, None, ""
+        local.reading, local.deadline, local.read_as = False, None, ""
 
 
 def _of_compiled_graph(ref: Any) -> bool:
@@ -178,9 +178,8 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
         )
     process = current.process or require_session()
     if transport := transport_of(_tensor_transport):
-        from hpcray.tensors.device_objects import DeviceValue  # few programs use it
-
-        ref: ObjectRef[T] = process.put(DeviceValue(value, transport))
+        extension = process.extensions.of_transport(transport)
+        ref: ObjectRef[T] = process.put(extension.outgoing_value(value, transport, b""))
     else:
         ref = process.put(value)
     if replicas > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,10 @@ from hpcray.common.deprecation import RayDeprecationWarning
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import ACCELERATOR_TYPE, ACCELERATOR_TYPE_SHARE, UNIT, Resources, to_units
 from hpcray.platform.accelerators import KINDS
+from hpcray.platform.config_files import configured_environment
 from hpcray.protocol.messages import Shape
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.extensions import read_extensions
 from hpcray.runtime_env.runtime_env import unsupported_field_error, validated_runtime_env
 
 if TYPE_CHECKING:
@@ -223,6 +227,7 @@ _COMMON: dict[str, Rule] = {
     "max_runtime": _seconds("max_runtime"),  # hpcray's own: longest run time in seconds
 }
 
+_EXTENSIONS = "HPCRAY_EXTENSIONS"
 TRANSPORTS = ("auto", "cuda_ipc", "gloo", "nccl", "nixl", "object_store", "ucx")
 """Ways of the tensors in a value between processes, beside registered ones. By "object_store" they go with the value,
 as ever."""
@@ -246,9 +251,14 @@ def _transport_problem(name: str | None) -> str | None:
         return None
     from hpcray.tensors.tensor_transports import is_registered  # few programs have their own
 
-    if is_registered(name.lower()):
+    own = current.process.config.extensions if current.process is not None else _configured_extensions()
+    if is_registered(name.lower()) or name.lower() in read_extensions(own):
         return None
     return f"Invalid tensor transport: {name.upper()}. hint: it is one of {', '.join(TRANSPORTS)}"
+
+
+def _configured_extensions() -> str:
+    return os.environ.get(_EXTENSIONS) or configured_environment(os.environ).get(_EXTENSIONS, "")
 
 
 TASK_RULES: Mapping[str, Rule] = {

@@ -33,6 +33,7 @@ from hpcray.platform.log_format import check_rotation
 from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInfo
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
+from hpcray.processes.features import FEATURES
 from hpcray.protocol.messages import Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
@@ -112,7 +113,7 @@ class ClientContext(Mapping[str, Any]):
         shutdown()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        from hpcray.notebooks.job_widget import context_bundle  # only notebooks need it
+        from hpcray.state.job_widget import context_bundle  # only notebooks need it
 
         return context_bundle(self)
 
@@ -416,7 +417,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     entry = enter(found or address, _preloading(options))
     process = None
     try:
-        process = connect(entry.session_dir, entry.kind, ObjectInventory)
+        process = connect(entry.session_dir, entry.kind, ObjectInventory, FEATURES)
         current.process = process
         printer = WorkerOutputPrinter(process.engine, show_in_cells(process))
         process.start((printer, HANDLERS))

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from hpcray.autoscaler.autoscaler import HELD, PENDING, RUNNING, InstanceState
@@ -18,7 +18,7 @@ from hpcray.common.labels import TIME_LEFT, labels_text
 from hpcray.common.resources import UNIT
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
 from hpcray.platform.allocation import read_allocation
-from hpcray.platform.batch_systems import BATCH_SYSTEMS, HELD_BY_USER, WILL_NOT_START
+from hpcray.platform.batch_systems import HELD_BY_USER, WILL_NOT_START, cancel_by_name
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.gpu_visibility import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.launcher_environment import outside_of_job
@@ -33,7 +33,6 @@ Launched = Callable[[list[str], str, bool], None]
 MOST_AT_ONCE = 100
 """Nodes of one job array, at most."""
 _TAIL = 2048
-_CANCEL_TIMEOUT = 10.0
 _LIVES = {"PENDING": PENDING, "REQUEUED": PENDING, "REQUEUE_HOLD": PENDING, "CONFIGURING": PENDING}
 _LIVES |= dict.fromkeys(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"), RUNNING)
 _PERMANENT = re.compile(
@@ -190,28 +189,6 @@ class JobNodeProvider:
         self._commands.close()
         if everything and self._submitted:
             cancel_by_name(self._name, self._environ)
-
-
-def cancel_by_name(name: str, environ: Mapping[str, str]) -> None:
-    """Cancel the batch jobs of this name, and wait until Slurm has heard of it."""
-    _cancel(["scancel", f"--name={name}"], environ)
-
-
-def cancel_by_id(kind: str, job_id: str, environ: Mapping[str, str]) -> None:
-    """Cancel a batch job, and wait until the batch system has heard of it. One that has ended is no error."""
-    system = BATCH_SYSTEMS[kind]
-    _cancel(system.cancel_line([job_id]), system.environ(environ))
-
-
-def _cancel(command: Sequence[str], environ: Mapping[str, str]) -> None:
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_CANCEL_TIMEOUT,
-            env=dict(environ),
-        )
 
 
 def _amount(node_type: NodeType, name: str) -> float | None:

@@ -43,6 +43,7 @@ _OTHER_VARIABLES = (
     "NAMESPACE",
     "NETWORK_DEVICES",
     "NODE_ID",
+    "RAY_API",
     "NODE_NAME",
     "PARTITION",
     "RAY_LIBRARIES",
@@ -161,6 +162,7 @@ class Config:
             packs tasks and actors there; then it takes the least used node. (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
+        extensions: extensions of programs, as `name=module:Class`, separated by commas (docs/how-to/extensions.md).
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
         learn_imports: large modules that a worker has imported are imported once more, before later workers are forked,
             where a trial shows that this is safe.
@@ -246,6 +248,7 @@ class Config:
     spread_threshold: Share = 0.5
     labels: str = ""
     max_workers: Count = 0
+    extensions: str = ""
     preload: str = ""
     learn_imports: bool = True
     prestart: CountOrMinusOne = -1

@@ -30,8 +30,10 @@ RUN_MASK = 0xFFFF
 _FIRST_RUNS = 0x8000  # set in the number of a job's first run: no requeued job counts as far
 PUT_INDEX = b"\0\0\0"
 FIRST_RETURN = b"\0\0\1"
-TENSORS_INDEX = b"\xff\xff\xff"
-"""Index of an object that is the tensors of a value, in the process that made them (`DeviceObjects`)."""
+RESIDENT_INDEX = b"\xff\xff\xff"
+"""Index of a resident object: a part of a value that stays in the process that made it, such as tensors on a device.
+
+The value refers to it, so that it lives as long; where its process dies, the value is made again."""
 NIL_PROC = b"\xff" * PROC_BYTES
 
 

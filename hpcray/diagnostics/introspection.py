@@ -29,13 +29,11 @@ log        [core, start]       the inputs of the object table, if they are recor
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import os
 import sys
 import threading
 import time
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
@@ -59,6 +57,7 @@ from hpcray.runtime.core_worker.actor_submitter import ActorClient
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.runtime.worker.task_events import MAX_ERROR_TEXT
 
 if TYPE_CHECKING:
     from hpcray.diagnostics.process_profile import ProcessProfiler
@@ -66,9 +65,6 @@ if TYPE_CHECKING:
 _MAX_IDS = 10_000
 """Objects that one message asks an owner about, at most."""
 _START = perf_counter()
-_MAX_ERRORS = 1000
-_MAX_ERROR_TEXT = 10_000
-"""Errors of failed tasks that a worker remembers, at most, and characters of each."""
 _STATES = {PENDING: "pending", INLINE: "inline", STORED: "stored", LINEAGE_ONLY: "remembered"}
 
 
@@ -245,8 +241,11 @@ class Introspection:
         return {"total": total, "rows": rows, "failed": failed, "job": self._job_id}
 
     def _devices(self) -> dict[str, tuple[int, int]]:
-        kept = self._process.device_objects
-        return {} if kept is None else kept.totals()
+        return {
+            device: counted
+            for extension in self._process.extensions.loaded
+            for device, counted in extension.device_totals().items()
+        }
 
     def _job(self) -> dict[str, Any]:
         return {
@@ -366,7 +365,7 @@ def _failure(row: tuple[Any, ...]) -> dict[str, Any]:
         }
     try:
         error = deserialize(blob)
-        kind, text = type(error).__name__, str(error)[:_MAX_ERROR_TEXT]
+        kind, text = type(error).__name__, str(error)[:MAX_ERROR_TEXT]
     except Exception as unknown:  # a program's error
         kind, text = "", f"an error that cannot be read: {unknown!r}"
     return {"task": task, "name": name, "actor": actor, "worker": worker, "kind": kind, "text": text, "end": end}
@@ -400,69 +399,6 @@ def owner_portion(process: CoreWorker) -> Callable[..., Any]:
         return portion(record, start) if name else [record.core]
 
     return answer
-
-
-class TaskEventBuffer:
-    """The last tasks and calls of one worker, a bounded ring: one append per task or call, when it ends.
-
-    Args:
-        size: how many are remembered.
-
-    Attributes:
-        add: takes one (task id, name, end, microseconds, whether it failed); end by `perf_counter`.
-            `explain` says why it failed.
-    """
-
-    __slots__ = ("_ended", "_errors", "add")
-
-    def __init__(self, size: int) -> None:
-        self._ended: deque[tuple[Any, ...]] = deque(maxlen=size)
-        self._errors: deque[tuple[bytes, str, str]] = deque(maxlen=min(size, _MAX_ERRORS))
-        self.add = self._ended.append
-
-    def explain(self, task: bytes, error: BaseException) -> None:
-        """Remember the class and text of a failed task's error."""
-        with contextlib.suppress(Exception):  # the text may be a program's
-            self._errors.append((task, type(error).__name__, str(error)[:_MAX_ERROR_TEXT]))
-
-    @property
-    def full(self) -> bool:
-        """True if earlier ones may be forgotten."""
-        return len(self._ended) == self._ended.maxlen
-
-    def dump(self, limit: int = 0, since: float = 0.0) -> list[tuple[Any, ...]]:
-        """Return what is remembered, the earliest end first.
-
-        Args:
-            limit: most rows, the last ones; 0: all.
-            since: only those that have ended later, by `perf_counter`.
-        """
-        rows = list(self._ended)
-        if since:
-            place = len(rows)
-            while place and rows[place - 1][2] > since:
-                place -= 1
-            rows = rows[place:]
-        return rows[-limit:]
-
-    def dump_errors(self, limit: int = 0) -> list[tuple[bytes, str, str]]:
-        """(task id, class, text) of the last errors, the earliest first; at most `limit`, 0: all."""
-        return list(self._errors)[-limit:]
-
-
-def qualified_name(called: Any, last: int = 0) -> str:
-    """Module and qualified name of a function or class; of those in a script, the script's name for `__main__`.
-
-    Args:
-        called: the function or class.
-        last: number of components of the qualified name to keep; 0: all.
-    """
-    module = getattr(called, "__module__", "") or ""
-    if module == "__main__":
-        with contextlib.suppress(TypeError, OSError):
-            module = inspect.getmodulename(inspect.getfile(inspect.unwrap(called))) or module
-    name: str = getattr(called, "__qualname__", type(called).__qualname__)
-    return f"{module}.{'.'.join(name.split('.')[-last:])}"
 
 
 class ObjectInventory:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from hpcray.common.ids import PUT_INDEX, TASK_BYTES, TENSORS_INDEX, owner_of, show_proc
+from hpcray.common.ids import PUT_INDEX, RESIDENT_INDEX, TASK_BYTES, owner_of, show_proc
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS
 from hpcray.common.resources import group_of, plain, to_amounts
 from hpcray.core.core_worker.object_table import INLINE, STORED, ObjectEntry
@@ -75,7 +75,7 @@ def status_of_object(process: CoreWorker, oid: bytes, entry: ObjectEntry) -> Obj
         text = f"is ready; its {entry.size} bytes are being fetched from the store of node {nodes}"
         return ObjectStatus("object", text, FETCHED, nodes=list(entry.nodes or ()))
     if owner_of(oid) != process.me:
-        if oid[TASK_BYTES:] == TENSORS_INDEX:
+        if oid[TASK_BYTES:] == RESIDENT_INDEX:
             text = f"is the tensors of a value, which {show_proc(owner_of(oid))} has not sent"
             return ObjectStatus("object", text, FOREIGN)
         what = "a put" if oid[TASK_BYTES:] == PUT_INDEX else "the return of a task"

@@ -33,21 +33,12 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import raylet_of
-from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
-from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.figures_gathering import FIGURES
-from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.diagnostics.record_replay import Recorder, portion
 from hpcray.platform.process_tree import describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
 from hpcray.protocol import messages as m
-from hpcray.runtime.raylet.event_log import NodeEventLog
-from hpcray.runtime.raylet.event_loop import EventLoop
-from hpcray.runtime.raylet.local_processes import NodeContext
-from hpcray.runtime.raylet.log_files import LogFiles
-from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
-from hpcray.runtime.raylet.node_figures import NodeFigures
-from hpcray.runtime.raylet.router import Router
+from hpcray.runtime.node.node_features import NodeParts
 
 _EVERYTHING = 1 << 40
 _STACK_DUMP_TIME = 0.1
@@ -55,22 +46,10 @@ _STACK_DUMP_TIME = 0.1
 
 
 class CoreRecorders:
-    """The records of one raylet's cores. Make it before the first input of any of them, and before handlers are bound.
+    """The records of one raylet's cores. Make it before their first input, and before handlers are bound."""
 
-    Args:
-        chunk, slots, overflow: of the store.
-    """
-
-    def __init__(
-        self,
-        context: NodeContext,
-        lease_manager: LocalLeaseManager,
-        store: ObjectStore,
-        head: Gcs | RecoveringGcs | None,
-        chunk: int,
-        slots: int,
-        overflow: int,
-    ) -> None:
+    def __init__(self, parts: NodeParts) -> None:
+        context, lease_manager, store, head = parts.context, parts.lease_manager, parts.store, parts.head
         config = context.config
         common: dict[str, Any] = {"config": config.as_dict()}
         size, spill = context.info.arena_size, config.spill_threshold
@@ -87,9 +66,9 @@ class CoreRecorders:
                 "store": {
                     "size": size,
                     "spill_threshold": spill,
-                    "chunk": chunk,
-                    "slots": slots,
-                    "overflow": overflow,
+                    "chunk": parts.chunk,
+                    "slots": parts.slots,
+                    "overflow": parts.overflow,
                 }
             },
         }
@@ -112,56 +91,40 @@ class CoreRecorders:
 class RayletIntrospection:
     """Replies to `Introspect` for one raylet.
 
-    Args:
-        template_pid: of the template process.
-        recorders: None unless the cores are recorded.
-
     Attributes:
         figures: those of this node and, on request, of others.
         learned: modules that workers have imported, and why the template does not import them; "" if it does.
     """
 
-    def __init__(
-        self,
-        context: NodeContext,
-        loop: EventLoop,
-        router: Router,
-        lease_manager: LocalLeaseManager,
-        store: ObjectStore,
-        memory_monitor: MemoryMonitor,
-        recorders: CoreRecorders | None,
-        template_pid: int,
-        events: NodeEventLog,
-        log_files: LogFiles,
-        figures: NodeFigures,
-    ) -> None:
+    def __init__(self, parts: NodeParts) -> None:
+        figures, loop, log_files, lease_manager = parts.figures, parts.loop, parts.log_files, parts.lease_manager
         self.figures = figures
         self.learned: dict[str, str] = {}
-        self._node = context.info.index
-        self._host = context.info.host
+        self._node = parts.context.info.index
+        self._host = parts.context.info.host
         self._loop = loop
-        self._router = router
+        self._router = parts.router
         self._pool = lease_manager.pool
         self._ended = lease_manager.ended
-        self._store = store
-        self._template_pid = template_pid
+        self._store = parts.store
+        self._template_pid = parts.template_pid
         self._methods: dict[str, Callable[..., Any]] = {
             "node": self._describe_node,
             "stack": lambda: {"threads": thread_stacks()},
             "core": lambda: {**lease_manager.snapshot(), "now": loop.now},
             "object": self._describe_object,
-            "memory": memory_monitor.snapshot,
-            "events": events.rows,
+            "memory": parts.memory_monitor.snapshot,
+            "events": parts.events.rows,
             "log_files": log_files.find,
             "log_piece": log_files.read,
             "log_next": log_files.read_on,
             "log_sizes": log_files.sizes,
             "log_tail": log_files.tail,
             "usage": figures.usage,
-            "transfers": store.transfers,
+            "transfers": parts.store.transfers,
         }
-        if recorders is not None:
-            self._methods["log"] = recorders.portion
+        if parts.context.config.record:
+            self._methods["log"] = CoreRecorders(parts).portion
 
     def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
         """Send the reply, or schedule it."""

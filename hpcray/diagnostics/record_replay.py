@@ -117,7 +117,7 @@ _INPUTS: dict[str, _Parts] = {
         ),
         "recovery": (
             ObjectRecovery,
-            "remake_with on_object_lost tensors_lost tensors_moved neighbor_lost settle_lost keep_task recount_args "
+            "remake_with on_object_lost resident_lost resident_moved neighbor_lost settle_lost keep_task recount_args "
             "mark_node_dead node_died replicate on_add_location",
         ),
         "copies": (KeptCopies, "hand_over keep keep_error written node_left found node_died"),

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcray.graphs.channel_memory import ChannelClosed, RingReader, RingWriter
-from hpcray.graphs.compiled_graphs import OpenGraph
+from hpcray.graphs.compiled_graphs import ChannelValue, CompiledGraphs, OpenGraph
 from hpcray.graphs.value_memory import ValueMemory, ValueViews
-from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -97,11 +96,10 @@ class ValueWriter:
             ref = process.put_serialized(blob, refs)
             self._kept.append(ref)
             blob, _ = serialize(ref)
-        msg = m.ChannelValue(self._graph, self._value, blob if isinstance(blob, bytes) else blob.join(), stored)
+        msg = ChannelValue(self._graph, self._value, blob if isinstance(blob, bytes) else blob.join(), stored)
         engine = process.engine
         with engine.lock:
-            for proc in self._far:
-                engine.send(proc, msg)
+            CompiledGraphs.of(process).send_all(self._far, msg)
             engine.flush()
 
 

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Union
+
+from msgspec import Struct
 
 from hpcray.core.core_worker.object_table import Waiter
-from hpcray.protocol import messages as m
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.extensions import Extension
 from hpcray.runtime.core_worker.io_engine import IoEngine
+
+
+class ChannelValue(Struct, array_like=True, tag=0):
+    """writer→reader of another node: the value with this number in a compiled graph, of the next execution. stored:
+    `blob` is that of a ref, whose object is the value."""
+
+    graph: bytes
+    value_number: int
+    blob: bytes
+    stored: bool = False
+
+
+class CloseGraph(Struct, array_like=True, tag=1):
+    """driver of a compiled graph→process with an actor of it: it is torn down."""
+
+    graph: bytes
+
+
+GraphMessage = Union[ChannelValue, CloseGraph]
 
 
 class OpenGraph:
@@ -27,14 +50,14 @@ class OpenGraph:
         self._waiters: dict[int, Waiter] = {}
         self.driver = driver
         self.closed = False
-        self.inboxes: dict[int, deque[m.ChannelValue]] = {}
+        self.inboxes: dict[int, deque[ChannelValue]] = {}
 
-    def put(self, msg: m.ChannelValue) -> None:
+    def put(self, msg: ChannelValue) -> None:
         """Add a value (lock held)."""
         self.inboxes.setdefault(msg.value_number, deque()).append(msg)
         self._wake(msg.value_number)
 
-    def take(self, value_number: int, deadline: float | None) -> m.ChannelValue | None:
+    def take(self, value_number: int, deadline: float | None) -> ChannelValue | None:
         """Wait for the next value with this number; None if the graph has ended.
 
         Raises:
@@ -66,15 +89,15 @@ class OpenGraph:
             self._engine.notify(waiter)
 
 
-class CompiledGraphs:
-    """All graphs of this process, by id.
+class CompiledGraphs(Extension):
+    """All graphs of this process, by id."""
 
-    Attributes:
-        handlers: those of a process that takes part in a graph, by message.
-    """
+    name = "graphs"
+    messages = GraphMessage
 
-    def __init__(self, engine: IoEngine) -> None:
-        self._engine = engine
+    def __init__(self, process: CoreWorker) -> None:
+        super().__init__(process)
+        self._engine = process.engine
         self._graphs: dict[bytes, OpenGraph] = {}
 
     def open(self, graph: bytes, driver: bytes, on_close: Callable[[], object]) -> OpenGraph:
@@ -89,25 +112,23 @@ class CompiledGraphs:
         with self._engine.lock:
             self._graphs.pop(graph, None)
 
-    def on_value(self, src: bytes, msg: m.ChannelValue) -> None:
-        """Add a value to its inbox (lock held)."""
-        graph = self._graphs.get(msg.graph)
-        if graph is not None:
-            graph.put(msg)
-
-    def on_close(self, src: bytes, msg: m.CloseGraph) -> None:
-        """End a graph (lock held)."""
-        graph = self._graphs.get(msg.graph)
-        if graph is not None:
+    def on_message(self, source: bytes, message: ChannelValue | CloseGraph) -> None:
+        """Add a value to its inbox, or end a graph."""
+        graph = self._graphs.get(message.graph)
+        if graph is None:
+            return
+        if isinstance(message, ChannelValue):
+            graph.put(message)
+        else:
             graph.close()
 
     def process_died(self, proc: bytes) -> None:
-        """End the graphs of a driver that has ended (lock held)."""
+        """End the graphs of a driver that has ended."""
         for graph in list(self._graphs.values()):
             if graph.driver == proc:
                 graph.close()
 
-    def close(self) -> None:
-        """End all graphs: this process leaves the job (lock held)."""
+    def disconnected(self) -> None:
+        """End all graphs."""
         for graph in list(self._graphs.values()):
             graph.close()

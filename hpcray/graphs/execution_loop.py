@@ -14,7 +14,7 @@ from typing import Any
 from hpcray.common.task_errors import RayTaskError
 from hpcray.graphs.channel_memory import FOREVER, ChannelClosed, ChannelMemory, RingShape
 from hpcray.graphs.channels import Failed, ValueReader, ValueWriter
-from hpcray.graphs.compiled_graphs import OpenGraph
+from hpcray.graphs.compiled_graphs import CompiledGraphs, OpenGraph
 from hpcray.graphs.graph_plan import PlannedTask, ValueOf
 from hpcray.graphs.party_channels import PartyChannels
 from hpcray.graphs.wiring import Ends, Party
@@ -45,7 +45,7 @@ class _Participation:
 
     def __init__(self, process: CoreWorker, graph: bytes, driver: bytes) -> None:
         self.memory: ChannelMemory | None = None
-        self.graph: OpenGraph = process.compiled_graphs.open(graph, driver, self._on_close)
+        self.graph: OpenGraph = CompiledGraphs.of(process).open(graph, driver, self._on_close)
 
     def _on_close(self) -> None:
         if self.memory is not None:
@@ -72,7 +72,7 @@ def make_memory(actor: Any, graph: bytes, shapes: list[RingShape]) -> tuple[int,
 
 def leave_graph(actor: Any, graph: bytes) -> None:
     """Undo `join_graph`: the graph could not be compiled."""
-    need_process().compiled_graphs.forget(graph)
+    CompiledGraphs.of(need_process()).forget(graph)
     _participations.pop(graph, None)
 
 

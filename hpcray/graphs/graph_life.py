@@ -10,7 +10,7 @@ from typing import Any
 from hpcray.common.exceptions import RayActorError, RayChannelError
 from hpcray.common.ids import HEAD
 from hpcray.graphs.channel_memory import ChannelMemory
-from hpcray.graphs.compiled_graphs import OpenGraph
+from hpcray.graphs.compiled_graphs import CloseGraph, CompiledGraphs, OpenGraph
 from hpcray.graphs.execution_loop import ActorPart, join_graph, leave_graph, make_memory, run_loop
 from hpcray.graphs.graph_plan import DRIVER, GraphPlan
 from hpcray.graphs.party_channels import PartyChannels
@@ -39,7 +39,7 @@ class GraphLife:
         self._failed: ObjectRef[Any] | None = None
         self._memory: ChannelMemory | None = None
         self._parties: dict[int, Party] = {}
-        self._graph: OpenGraph = process.compiled_graphs.open(ident, process.me, self._on_close)
+        self._graph: OpenGraph = CompiledGraphs.of(process).open(ident, process.me, self._on_close)
         try:
             self.channels = self._start(slots, capacity)
         except BaseException:
@@ -108,12 +108,13 @@ class GraphLife:
             return
         with engine.lock:
             self._graph.close()
-            self.process.compiled_graphs.forget(self.ident)
+            graphs = CompiledGraphs.of(self.process)
+            graphs.forget(self.ident)
             if engine.closed:
                 return
             # Also those of this node, which the memory's end wakes, may wait for messages.
-            for proc in {party.proc for party in self._parties.values()} - {self.process.me}:
-                engine.send(proc, m.CloseGraph(self.ident))
+            others = {party.proc for party in self._parties.values()} - {self.process.me}
+            graphs.send_all(others, CloseGraph(self.ident))
             engine.flush()
 
     def wait(self, timeout: float, kill: bool) -> None:

@@ -9,10 +9,12 @@ Source: OpenPBS 23.06, qsub(1B), qstat(1B), qdel(1B); Flux 0.66, flux-batch(1), 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -268,3 +270,29 @@ def has_flux(environ: Mapping[str, str]) -> bool:
     if shutil.which("flux", path=environ.get("PATH")) is None:
         return False
     return bool(environ.get("FLUX_URI")) or os.path.exists("/run/flux/local")
+
+
+_CANCEL_TIMEOUT = 10.0
+"""Seconds that a batch system has to cancel a job."""
+
+
+def cancel_by_name(name: str, environ: Mapping[str, str]) -> None:
+    """Cancel the batch jobs of this name, and wait until Slurm has heard of it."""
+    _cancel(["scancel", f"--name={name}"], environ)
+
+
+def cancel_by_id(kind: str, job_id: str, environ: Mapping[str, str]) -> None:
+    """Cancel a batch job, and wait until the batch system has heard of it. One that has ended is no error."""
+    system = BATCH_SYSTEMS[kind]
+    _cancel(system.cancel_line([job_id]), system.environ(environ))
+
+
+def _cancel(command: Sequence[str], environ: Mapping[str, str]) -> None:
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_CANCEL_TIMEOUT,
+            env=dict(environ),
+        )

@@ -49,7 +49,11 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         raise reported_by_launcher(error, launch) from None
     try:
         with ended_by_sigterm(node.session.remove):
-            from hpcray.runtime.node.node import open_node, serve  # not before: workers would inherit the modules
+            # Not before: workers would inherit the modules.
+            from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
+            from hpcray.diagnostics.raylet_introspection import RayletIntrospection
+            from hpcray.runtime.node.node import open_node, serve
+            from hpcray.runtime.node.node_features import NodeFeatures
 
             gc.freeze()
             gc.enable()
@@ -58,7 +62,8 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
     except BaseException:
         node.abandon()
         raise
-    return serve(node, opened, ready, life)
+    features = NodeFeatures(autoscaling=AutoscalerRunner, diagnostics=RayletIntrospection)
+    return serve(node, opened, ready, life, features)
 
 
 def _read_launch(options: NodeOptions) -> Launch:

@@ -17,6 +17,7 @@ from hpcray.platform.job_variables import JobVariables
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
 from hpcray.platform.stacks import enable_stack_dump
+from hpcray.processes.features import FEATURES
 from hpcray.runtime.core_worker.core_worker import connect, current
 from hpcray.runtime.core_worker.interruptions import defer_interruptions
 from hpcray.runtime.core_worker.peer_sockets import listen
@@ -60,7 +61,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     thread = PrestartedThread("hpcray-io")
     # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
     listener = listen(session_dir, number)
-    process = connect(session_dir, "worker", ObjectInventory)
+    process = connect(session_dir, "worker", ObjectInventory, FEATURES)
     process.engine.use_prestarted_thread(thread)
     worker = TaskExecutor(process, environment)
     current.process = process

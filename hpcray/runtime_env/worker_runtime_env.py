@@ -133,6 +133,10 @@ class WorkerRuntimeEnv:
         seconds = (self.fields.get("config") or {}).get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
         return None if seconds == -1 else float(seconds)
 
+    def variables(self, given: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Return variables as they are set in this process: `${NAME}` in them is replaced (`expanded`)."""
+        return expanded((name, value) for name, value in given if name != RUNTIME_ENV_VARIABLE)
+
     # ------------------------------------------------------------ another Python
 
     def become_python(self, session_dir: str, number: int, entry: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.diagnostics.introspection import ObjectInventory
 from hpcray.processes.bootstrap import enter
+from hpcray.processes.features import FEATURES
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.node.options import NodeOptions
 
@@ -38,7 +39,7 @@ def connected(address: str) -> Iterator[CoreWorker]:
     if current.process is not None and current.process.dead is None:
         yield current.process
         return
-    process = connect(enter(address, NodeOptions()).session_dir, "attached", ObjectInventory)
+    process = connect(enter(address, NodeOptions()).session_dir, "attached", ObjectInventory, FEATURES)
     try:
         process.start()
         yield process

@@ -6,7 +6,7 @@ process gets the tensors themselves. The first reader elsewhere has them written
 been put there, and from then on they are read like any object.
 
 The value that a task returns outlives its process. Where this one ends in order, it writes the whole value into the
-store, and notifies its owner (`move_out`). Where it dies, the owner has the task run again.
+store, and notifies its owner (`before_exit`). Where it dies, the owner has the task run again.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ import math
 import pickle
 import sys
 import threading
-import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from hpcray.common.exceptions import GetTimeoutError, ObjectLostError, RaySystemError
-from hpcray.common.ids import TENSORS_INDEX, owner_of, raylet_of, return_index, task_of
+from hpcray.common.ids import RESIDENT_INDEX, owner_of, raylet_of, task_of
 from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import pickling, views_of_tensors
@@ -31,6 +30,7 @@ from hpcray.protocol.serialization import Serialized, deserialize, serialize, se
 from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import BEHIND_CHECK
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
+from hpcray.runtime.core_worker.extensions import Extension
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
 from hpcray.tensors.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.tensors.device_mappings import DIRECT, MAPPED, Place
@@ -48,6 +48,14 @@ from hpcray.tensors.device_memory import (
 from hpcray.tensors.device_object_table import DeviceObjectTable
 from hpcray.tensors.device_pieces import PieceReader, PieceWriter, TensorPieces, error_blob
 from hpcray.tensors.direct_tensors import DirectTensors, DirectTransferError, choose
+from hpcray.tensors.messages import (
+    CloseTensors,
+    OpenTensors,
+    PullTensors,
+    TensorMessage,
+    TensorsOpened,
+    TensorsPushed,
+)
 from hpcray.tensors.tensor_extraction import ValueParts, ValuePickler, WholeValue, load_whole_value
 from hpcray.tensors.tensor_kinds import device_of, sizes_of, version_of
 
@@ -65,17 +73,17 @@ _ATTEMPTS = 64
 _FREED_CHECK = 0.02
 """Seconds between two looks at what has died in this process."""
 COPIES, PARTS = "copies", "parts"
-"""See `ThreadState.tensors_as`."""
+"""See `ThreadState.read_as`."""
 
 
-class DeviceObjects:
-    """The device objects of one process, made with the first of them.
+class DeviceObjects(Extension):
+    """The device objects of one process, made with the first of them."""
 
-    Args:
-        process: whose requests for values come here first from now on.
-    """
+    name = "tensors"
+    messages = TensorMessage
 
     def __init__(self, process: CoreWorker) -> None:
+        super().__init__(process)
         self._process = process
         self._limit = process.config.device_object_memory
         self._table = DeviceObjectTable(moves=self._limit > 0)
@@ -92,15 +100,6 @@ class DeviceObjects:
         self._exported: dict[DeviceDriver, DeviceMemoryOwner] = {}
         self.direct: DirectTensors | None = None
         """Transfers between devices of hosts; None before the first object of a device was made or read here."""
-
-    @classmethod
-    def of(cls, process: CoreWorker) -> DeviceObjects:
-        """Return those of this process; makes them at the first call."""
-        with process.engine.lock:
-            if process.device_objects is None:
-                process.device_objects = cls(process)
-            found: DeviceObjects = process.device_objects
-            return found
 
     def add(
         self, tensors: Sequence[Any], value: bytes, transport: str = "", only_direct: bool = False
@@ -119,7 +118,7 @@ class DeviceObjects:
         blob = serialize_error(error)  # an error does not travel with its ref
         sizes = sizes_of(tensors)
         with process.engine.lock:
-            oid = process.next_task_id() + TENSORS_INDEX
+            oid = process.next_task_id() + RESIDENT_INDEX
         known: TensorTransportMetadata | DeviceDescriptor | None = None
         collect: Callable[[], None] | None = None
         driver = None if transport else source_driver(tensors)
@@ -173,16 +172,33 @@ class DeviceObjects:
         with self._process.engine.lock:
             if self.direct is None:
                 find, release = self._find_for, self._table.end_reader
-                self.direct = DirectTensors(self._process, driver, find, release, self._order_after)
+                self.direct = DirectTensors(self._process, self.send, driver, find, release, self._order_after)
             return self.direct
 
-    def send_directly(self, src: bytes, msg: m.PullTensors) -> bool:
-        """A process asks for tensors that it cannot map (lock held). Returns whether it gets an answer."""
-        tensors, driver = self._table.find(msg.id), find_driver()
-        if not tensors or driver is None:
-            return False
-        self._find_direct(driver).on_pull(src, msg)
-        return True
+    def on_message(self, source: bytes, message: TensorMessage) -> None:
+        """Handle a message of the device objects of another process."""
+        if isinstance(message, OpenTensors):
+            self.send(source, TensorsOpened(message.id, self._table.note_reader(message.id, source)))
+        elif isinstance(message, TensorsOpened):
+            self._on_tensors_opened(message)
+        elif isinstance(message, CloseTensors):
+            self._table.end_reader(message.id, source)
+        elif isinstance(message, PullTensors):
+            self._on_pull(source, message)
+        elif self.direct is not None:
+            if isinstance(message, TensorsPushed):
+                self.direct.on_pushed(source, message)
+            else:
+                self.direct.on_cancel(source, message)
+
+    def _on_pull(self, source: bytes, message: PullTensors) -> None:
+        """A process asks for tensors that it cannot map."""
+        tensors, driver = self._table.find(message.id), find_driver()
+        if tensors and driver is not None:
+            self._find_direct(driver).on_pull(source, message)
+        else:
+            gone = "they are not on their device any more"
+            self.send(source, TensorsPushed(message.id, message.pull, gone, True))
 
     def _find_for(self, oid: bytes, reader: bytes) -> Sequence[Any] | None:
         return self._table.find(oid) if self._table.note_reader(oid, reader) else None
@@ -202,7 +218,7 @@ class DeviceObjects:
     def _read_on_device(self, ref: ObjectRef[Any], known: DeviceDescriptor) -> Sequence[Any] | None:
         """The tensors in the memory of their process, or in memory of a device of this one; None where there is no way
         but through the host."""
-        driver, private = find_driver(), self._process.local.tensors_as == COPIES
+        driver, private = find_driver(), self._process.local.read_as == COPIES
         if driver is None:
             choose(None, known, Place(self._process.me, "", ()), private)
             return None
@@ -319,7 +335,7 @@ class DeviceObjects:
         question = _TensorsRequest()
         with process.engine.lock:
             self._asked.setdefault(oid, []).append(question)
-            process.engine.send(owner_of(oid), m.OpenTensors(oid))
+            self.send(owner_of(oid), OpenTensors(oid))
             try:
                 process.block(question.waiter, monotonic() + _ANSWER_TIMEOUT)
             finally:
@@ -328,26 +344,18 @@ class DeviceObjects:
                 if not asked:
                     del self._asked[oid]
                 if not question.answered:  # an answer that comes later has counted this process
-                    process.engine.send(owner_of(oid), m.CloseTensors(oid))
+                    self.send(owner_of(oid), CloseTensors(oid))
                     process.engine.flush()
         return question.kept
 
-    def on_tensors_opened(self, src: bytes, msg: m.TensorsOpened) -> None:
-        """The answer to `OpenTensors` (lock held)."""
+    def _on_tensors_opened(self, msg: TensorsOpened) -> None:
+        """The answer to `OpenTensors`."""
         for question in self._asked.get(msg.id, ()):
             if not question.answered:
                 question.answered, question.kept = True, msg.kept
                 question.waiter.count = 0
                 self._process.engine.notify(question.waiter)
                 break
-
-    def note_reader(self, oid: bytes, reader: bytes) -> bool:
-        """Another process is about to map tensors that are here (lock held); see `DeviceObjectTable.note_reader`."""
-        return self._table.note_reader(oid, reader)
-
-    def end_reader(self, oid: bytes, reader: bytes) -> None:
-        """Another process has unmapped tensors that are here (lock held)."""
-        self._table.end_reader(oid, reader)
 
     def process_died(self, proc: bytes) -> None:
         """A process is gone, as a reader and as one that was asked (lock held)."""
@@ -388,15 +396,15 @@ class DeviceObjects:
         with process.engine.lock:
             found = self._table.find(ref._id)
             away = found is None and self._table.has_moved_out(ref._id)
-        if away and local.tensors_as != COPIES:
+        if away and local.read_as != COPIES:
             return self._moved_back(ref._id, ref, _time_left(local.deadline))
         if found is not None:
-            if local.tensors_as != COPIES:
+            if local.read_as != COPIES:
                 return found
             blob, _ = serialize(list(found))
             own: Sequence[Any] = deserialize(blob.join() if isinstance(blob, Serialized) else blob)
             return own
-        if transport and local.tensors_as != COPIES:
+        if transport and local.read_as != COPIES:
             try:
                 from hpcray.tensors.tensor_transports import fetch  # few programs use it
 
@@ -427,7 +435,7 @@ class DeviceObjects:
         process, deadline = self._process, self._process.local.deadline
         ref = arrived_ref(value)
         with process.engine.lock:
-            process.table.recovery.tensors_lost(value, tensors._id, f"its tensors are lost: {error}")
+            process.table.recovery.resident_lost(value, tensors._id, f"its tensors are lost: {error}")
             process.engine.flush()
         while True:
             left = math.inf if deadline is None else max(0.0, deadline - monotonic())
@@ -468,8 +476,8 @@ class DeviceObjects:
             with self._freed:
                 self._freed.wait(left)
 
-    def totals(self) -> dict[str, tuple[int, int]]:
-        """Return the number of objects and their bytes by device (lock held)."""
+    def device_totals(self) -> dict[str, tuple[int, int]]:
+        """Return the number of objects and their bytes by device."""
         return self._table.totals()
 
     def close(self) -> None:
@@ -491,15 +499,15 @@ class DeviceObjects:
 
     # ------------------------------------------------------------ readers in other processes
 
-    def exports(self, src: bytes, msg: m.ObjectGet) -> bool:
-        """Return True where a borrower asks for tensors that are nowhere but here (lock held): they are copied first,
-        in a thread of ours, and the answer follows; it comes at once where they are being copied in pieces."""
-        if self._answer_pieces(src, msg.id):
+    def on_object_get(self, source: bytes, message: m.ObjectGet) -> bool:
+        """Return True where a borrower asks for tensors that are nowhere but here: they are copied first, in a thread
+        of ours, and the answer follows; it comes at once where they are being copied in pieces."""
+        if self._answer_pieces(source, message.id):
             return True
-        if self._table.find(msg.id) is None or msg.id in self._table.exported:
+        if self._table.find(message.id) is None or message.id in self._table.exported:
             return False
         self._exports.start()
-        self._exports.put(partial(self._export, src, msg))
+        self._exports.put(partial(self._export, source, message))
         return True
 
     def _answer_pieces(self, src: bytes, oid: bytes) -> bool:
@@ -605,11 +613,20 @@ class DeviceObjects:
 
     # ------------------------------------------------------------ the end of this process
 
-    def movable(self) -> set[bytes]:
-        """Return the objects that `move_out` would move (lock held)."""
+    def outgoing_value(self, value: Any, transport: str, object_id: bytes) -> DeviceValue:
+        """Return what is pickled in place of a value whose tensors stay here."""
+        return DeviceValue(value, transport, object_id)
+
+    @property
+    def keeps_resources(self) -> bool:
+        """Device objects are in the memory of the devices that the process holds."""
+        return True
+
+    def movable_objects(self) -> set[bytes]:
+        """Return the objects that `before_exit` would move."""
         return {oid for oid, _ in self._table.returned()}
 
-    def move_out(self) -> None:
+    def before_exit(self) -> None:
         """Write the values that other processes own, and whose tensors are here, into the node's store, whole. Their
         owners get them from there from now on. What cannot be written stays here, and is lost with this process."""
         process = self._process
@@ -629,11 +646,11 @@ class DeviceObjects:
     def _move(self, oid: bytes, value: bytes) -> None:
         process, local = self._process, self._process.local
         ref = arrived_ref(value)
-        before, local.tensors_as = local.tensors_as, PARTS
+        before, local.read_as = local.read_as, PARTS
         try:
             parts = process.get_one(ref, None)
         finally:
-            local.tensors_as = before
+            local.read_as = before
         with process.engine.lock:
             tensors = self._table.find(oid)
             away = self._table.has_moved_out(oid)
@@ -652,7 +669,7 @@ class DeviceObjects:
         else:
             content = blob.join() if isinstance(blob, Serialized) else blob
         with process.engine.lock:
-            process.engine.send(owner_of(value), m.TensorsMoved(value, oid, content, size if stored else 0))
+            process.engine.send(owner_of(value), m.ResidentMoved(value, oid, content, size if stored else 0))
             if stored:
                 process.engine.send(raylet_of(process.node), m.Release([value]))
             process.engine.flush()
@@ -680,7 +697,7 @@ class _Reading:
 def _end_reading(process: CoreWorker, ref: ObjectRef[Any]) -> None:
     with process.engine.lock:
         if process.dead is None:
-            process.engine.send(owner_of(ref._id), m.CloseTensors(ref._id))
+            DeviceObjects.of(process).send(owner_of(ref._id), CloseTensors(ref._id))
             process.engine.flush()
 
 
@@ -748,36 +765,16 @@ def _load_value(
     if ref is None:
         return load_whole_value((), stream, buffers)
     process = need_process()
-    if process.local.tensors_as == PARTS:
+    if process.local.read_as == PARTS:
         return ValueParts(stream, [bytes(buffer) for buffer in buffers])
     objects = DeviceObjects.of(process)
-    placement, process.local.placement = process.local.placement, None
+    placement, process.local.read_target = process.local.read_target, None
     try:
         tensors = objects.tensors(ref, transport, known, placement)
     except ObjectLostError as error:
         if not ident:
             raise
-        process.local.placement = placement
+        process.local.read_target = placement
         return objects.value_again(ident, ref, error)
-    process.local.placement = placement
+    process.local.read_target = placement
     return load_whole_value(tensors, stream, buffers)
-
-
-def reply_with_device_values(
-    options: Callable[[bytes], Any], reply: Callable[..., None], src: bytes, task: bytes, num_returns: int, value: Any,
-    error: BaseException | None, *rest: Any,
-) -> None:  # fmt: skip
-    """Reply to a task or call; where it has a tensor transport its tensors stay here.
-
-    Args:
-        options: returns the options of a task, None for none. reply: sends the reply (`Replies.reply`).
-    """
-    own = options(task)
-    if error is None and own is not None and own.transport and value is not None:
-        if num_returns == 1:
-            value = DeviceValue(value, own.transport, task + return_index(0))
-        elif num_returns > 1 and hasattr(value, "__iter__"):
-            items = (DeviceValue(item, own.transport, task + return_index(i)) for i, item in enumerate(value))
-            # Of a generator the values before an error are returned, too.
-            value = items if isinstance(value, types.GeneratorType) else list(items)
-    reply(src, task, num_returns, value, error, *rest)

@@ -19,13 +19,13 @@ from typing import Any
 from hpcray.common.exceptions import GetTimeoutError, RaySystemError
 from hpcray.common.ids import node_of, owner_of
 from hpcray.core.core_worker.object_entry import Waiter
-from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.tensors.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.tensors.device_mappings import HOST, Place, choose_way
 from hpcray.tensors.device_memory import DeviceDescriptor, covered_bytes, locate, tensor_at
 from hpcray.tensors.device_pieces import TransferStreams
+from hpcray.tensors.messages import CancelTensors, PullTensors, TensorMessage, TensorsPushed
 from hpcray.tensors.tensor_pulls import (
     LEAST_RATE,
     OPEN,
@@ -76,6 +76,7 @@ class DirectTensors:
     """Tensors that one process pulls from devices of other hosts, and sends from its own.
 
     Args:
+        send: queues a message for the device objects of another process (lock held).
         driver: of its devices. find: returns the tensors of an object of this process, which stay where they are until
             `release` is called with the same arguments, object and reader; None: they are not there any more (both:
             lock held). order: has later work of the calling thread's streams follow that which fills the tensors of
@@ -88,12 +89,13 @@ class DirectTensors:
     def __init__(
         self,
         process: CoreWorker,
+        send: Callable[[bytes, TensorMessage], object],
         driver: DeviceDriver,
         find: Callable[[bytes, bytes], Sequence[Any] | None],
         release: Callable[[bytes, bytes], object],
         order: Callable[[bytes, Sequence[Any]], object],
     ) -> None:
-        self._process, self._driver = process, driver
+        self._process, self._driver, self._send_message = process, driver, send
         self._find, self._release, self._order = find, release, order
         setting = process.config.device_transports
         self._is_auto = setting == "auto"
@@ -102,7 +104,7 @@ class DirectTensors:
         self._sends = TensorSends()
         self._waiters: dict[int, Waiter] = {}
         self._wire: DeviceWire | None = None
-        self._preparing: dict[bytes, list[tuple[bytes, m.PullTensors]]] = {}
+        self._preparing: dict[bytes, list[tuple[bytes, PullTensors]]] = {}
         """Requests, by object, that wait until the work is done that fills the tensors."""
 
     # ------------------------------------------------------------ the reader
@@ -191,7 +193,7 @@ class DirectTensors:
                 wire.expect(number, tag_of(key, message), buffer, partial(self._landed, number, message))
             ranges = [(at, spans[at][0] + first, size) for at, first, size in wanted]
             with process.engine.lock:
-                process.engine.send(source, m.PullTensors(oid, number, key, to[0], ranges, to[1]))
+                self._send_message(source, PullTensors(oid, number, key, to[0], ranges, to[1]))
                 process.engine.flush()
                 self._await(number, waiter, deadline)
         finally:
@@ -199,7 +201,7 @@ class DirectTensors:
                 del self._waiters[number]
                 pull = self._pulls.take_out(number)
                 if pull.state is not TensorPullState.DONE and process.dead is None:
-                    process.engine.send(source, m.CancelTensors(oid, number))
+                    self._send_message(source, CancelTensors(oid, number))
                     process.engine.flush()
             wire.withdraw(number)
         return pull
@@ -264,7 +266,7 @@ class DirectTensors:
             elif self._pulls.landed(number, message, monotonic()):
                 self._notify(number)
 
-    def on_pushed(self, src: bytes, msg: m.TensorsPushed) -> None:
+    def on_pushed(self, src: bytes, msg: TensorsPushed) -> None:
         """The answer to `PullTensors` (lock held)."""
         now = monotonic()
         if msg.reason:
@@ -283,7 +285,7 @@ class DirectTensors:
 
     # ------------------------------------------------------------ the process that has the tensors
 
-    def on_pull(self, src: bytes, msg: m.PullTensors) -> None:
+    def on_pull(self, src: bytes, msg: PullTensors) -> None:
         """A reader asks for tensors (lock held)."""
         if self._sends.is_busy(msg.id) and not msg.only:
             self._refuse(src, msg, "other readers get them now", gone=True)
@@ -321,7 +323,7 @@ class DirectTensors:
             else:
                 self._serve(src, msg, found)
 
-    def _serve(self, src: bytes, msg: m.PullTensors, storages: Sequence[tuple[Any, str]]) -> None:
+    def _serve(self, src: bytes, msg: PullTensors, storages: Sequence[tuple[Any, str]]) -> None:
         """Send what a reader asks for. storages: those of the tensors, with their devices."""
         try:
             if not are_within([PullRange(*each) for each in msg.ranges], [one.nbytes() for one, _ in storages]):
@@ -334,7 +336,7 @@ class DirectTensors:
         with self._process.engine.lock:
             if self._process.dead is not None or not self._sends.is_wanted(src, msg.pull):
                 return
-            self._process.engine.send(src, m.TensorsPushed(msg.id, msg.pull))
+            self._send_message(src, TensorsPushed(msg.id, msg.pull))
             self._process.engine.flush()
         for message, buffer in enumerate(buffers):
             tag, done = tag_of(msg.key, message), partial(self._sent, src, msg, message)
@@ -342,7 +344,7 @@ class DirectTensors:
         if not buffers:
             self._end_sending(src, msg.pull)
 
-    def _sent(self, src: bytes, msg: m.PullTensors, message: int, reason: str) -> None:
+    def _sent(self, src: bytes, msg: PullTensors, message: int, reason: str) -> None:
         """A message has been sent, or cannot be. Called by the thread of UCX."""
         if reason:
             self._sending_failed(src, msg, reason)
@@ -362,17 +364,17 @@ class DirectTensors:
                 self._wire.withdraw((src, pull))
         return bool(oid)
 
-    def _sending_failed(self, src: bytes, msg: m.PullTensors, reason: str) -> None:
+    def _sending_failed(self, src: bytes, msg: PullTensors, reason: str) -> None:
         if self._end_sending(src, msg.pull):
             with self._process.engine.lock:
                 if self._process.dead is None:
                     self._refuse(src, msg, reason)
 
-    def _refuse(self, src: bytes, msg: m.PullTensors, reason: str, gone: bool = False) -> None:
-        self._process.engine.send(src, m.TensorsPushed(msg.id, msg.pull, reason or "unknown", gone))
+    def _refuse(self, src: bytes, msg: PullTensors, reason: str, gone: bool = False) -> None:
+        self._send_message(src, TensorsPushed(msg.id, msg.pull, reason or "unknown", gone))
         self._process.engine.flush()
 
-    def on_cancel(self, src: bytes, msg: m.CancelTensors) -> None:
+    def on_cancel(self, src: bytes, msg: CancelTensors) -> None:
         """A reader does not wait any more (lock held)."""
         self._end_sending(src, msg.pull)
 

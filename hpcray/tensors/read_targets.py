@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hpcray.common.exceptions import GetTimeoutError
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.extensions import Extension
 from hpcray.runtime.core_worker.io_engine import monotonic
 from hpcray.runtime.core_worker.object_refs import ObjectRef
-
-if TYPE_CHECKING:
-    from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 
 class TensorPlacement:
@@ -65,26 +64,21 @@ class _Target(NamedTuple):
         return None if self.buffers is None or any(buffer is None for buffer in found) else found
 
 
-class ReadTargets:
+class ReadTargets(Extension):
     """The targets of one process. Its `get` looks at them from the first one on.
 
     Args:
         process: its `get` and `get_one` are replaced.
     """
 
+    name = "read_targets"
+
     def __init__(self, process: CoreWorker) -> None:
+        super().__init__(process)
         self._process = process
         self._targets: dict[bytes, _Target] = {}
         self._get_one, self._get = process.get_one, process.get
         process.get_one, process.get = self.get_one, self.get
-
-    @classmethod
-    def of(cls, process: CoreWorker) -> ReadTargets:
-        """Return those of a process."""
-        found: ReadTargets | None = process.read_targets
-        if found is None:
-            found = process.read_targets = cls(process)
-        return found
 
     def set(self, ref: ObjectRef[Any], buffers: Sequence[Any] | None, device: str = "") -> None:
         """Have `get` of a ref read into these tensors, which it does not keep alive, or to a device."""
@@ -103,12 +97,12 @@ class ReadTargets:
         if target is None:
             return self._get_one(ref, timeout)
         local = self._process.local
-        outer = local.placement
-        placement = local.placement = TensorPlacement(target.alive(), target.device)
+        outer = local.read_target
+        placement = local.read_target = TensorPlacement(target.alive(), target.device)
         try:
             value = self._get_one(ref, timeout)
         finally:
-            local.placement = outer
+            local.read_target = outer
         if outer is not None:  # its value was lost while it was unpickled, and this is the one that was made again
             outer.used, outer.error = placement.used, placement.error
             return value

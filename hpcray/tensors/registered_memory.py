@@ -25,6 +25,8 @@ from hpcray.common.overflow import OVERFLOW
 from hpcray.platform.arena import Arena, watched_view
 from hpcray.platform.resource_limits import usable_memory
 from hpcray.runtime.core_worker.context import CoreWorkerContext
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.runtime.core_worker.extensions import Extension
 from hpcray.tensors.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.tensors.device_memory import find_driver, is_driver_set
 from hpcray.tensors.registered_ranges import REGISTERED_SIZE, RegisteredRange, RegisteredRanges
@@ -219,23 +221,61 @@ class RegisteredMemory:
         gone()
 
 
+class MemoryRegistrations(Extension):
+    """The registered memory of one process, which has some once it uses a GPU.
+
+    Attributes:
+        memory: None before that.
+    """
+
+    name = "registered_memory"
+
+    def __init__(self, process: CoreWorker) -> None:
+        super().__init__(process)
+        self.memory: RegisteredMemory | None = None
+
+    def begin(self, driver: DeviceDriver) -> RegisteredMemory:
+        """Return the registered memory; makes it at the first call."""
+        budget = min(self.process.config.registered_memory, usable_memory() // 8)
+
+        def warn(text: str) -> None:
+            print(f"hpcray: {text}: tensors are copied at the speed of ordinary memory", file=sys.stderr, flush=True)
+
+        with self.process.engine.lock:
+            if self.memory is None:
+                self.memory = RegisteredMemory(driver, budget, warn)
+            return self.memory
+
+    def arena_closed(self, arena: Arena) -> None:
+        """Undo the registrations of an arena."""
+        if self.memory is not None:
+            self.memory.forget(arena)
+
+    def close(self) -> None:
+        """Undo all registrations."""
+        if self.memory is not None:
+            self.memory.close()
+
+
 def registered_memory(process: CoreWorkerContext) -> RegisteredMemory | None:
     """Return the registered memory of a process; makes it where that uses a GPU already. None: it does not."""
-    if process.registered is None and process.config.registered_memory and uses_devices():
-        driver = find_driver()
-        if driver is not None:
-            budget = min(process.config.registered_memory, usable_memory() // 8)
+    found = process.extensions.find(MemoryRegistrations.name)
+    if isinstance(found, MemoryRegistrations) and found.memory is not None:
+        return found.memory
+    driver = find_driver() if process.config.registered_memory and uses_devices() else None
+    if driver is None:
+        return None
+    made = process.extensions.get(MemoryRegistrations.name)
+    assert isinstance(made, MemoryRegistrations)
+    return made.begin(driver)
 
-            def warn(text: str) -> None:
-                print(
-                    f"hpcray: {text}: tensors are copied at the speed of ordinary memory", file=sys.stderr, flush=True
-                )
 
-            with process.engine.lock:
-                if process.registered is None:
-                    process.registered = RegisteredMemory(driver, budget, warn)
-    found: RegisteredMemory | None = process.registered
-    return found
+def device_view(
+    process: CoreWorkerContext, arena: Arena, offset: int, size: int, gone: Callable[[], object]
+) -> memoryview | None:
+    """Return a view of an object from which a device copies at full speed; see `RegisteredMemory.view`."""
+    registered = registered_memory(process)
+    return registered.view(arena, offset, size, gone) if registered is not None else None
 
 
 def uses_devices() -> bool:

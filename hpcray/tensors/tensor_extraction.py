@@ -74,5 +74,5 @@ class ValueReader(pickle.Unpickler):
 
 def load_whole_value(tensors: Sequence[Any], stream: bytes, buffers: Sequence[Any]) -> Any:
     local = need_process().local
-    placement, local.placement = local.placement, None  # of this value, not of others in it
+    placement, local.read_target = local.read_target, None  # of this value, not of others in it
     return ValueReader(stream, buffers, tensors if placement is None else placement.place(tensors)).load()

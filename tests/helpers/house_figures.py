@@ -98,12 +98,12 @@ FOREIGN = {
 
 ATTRIBUTES = {
     "ClusterMember": 35,
-    "CoreWorker": 57,
+    "CoreWorker": 55,
     "IoEngine": 44,
     "LeaseRequest": 41,
     "Raylet": 28,
     "SpillManager": 32,
-    "TaskExecutor": 33,
+    "TaskExecutor": 32,
     "TaskState": 28,
     "UcxEngine": 35,
 }
@@ -153,39 +153,39 @@ SHORT_FILES = {
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
     "api": 3014,
-    "autoscaler": 822,
+    "autoscaler": 807,
     "cli": 2758,
     "common": 1473,
     "compat": 3406,
     "core": 12622,
     "dashboard": 1192,
-    "diagnostics": 2643,
+    "diagnostics": 2585,
     "experimental": 664,
-    "graphs": 2190,
+    "graphs": 2203,
     "job_submission": 726,
     "jobs": 1233,
-    "kernel": 38213,
+    "kernel": 38417,
     "launch": 551,
     "mpi": 541,
-    "notebooks": 219,
-    "platform": 5153,
-    "processes": 340,
+    "notebooks": 121,
+    "platform": 5170,
+    "processes": 395,
     "progress_bars": 222,
-    "protocol": 1479,
+    "protocol": 1452,
     "ray_api": 451,
     "ray_start": 1544,
-    "runtime": 12590,
+    "runtime": 12794,
     "runtime_env": 1063,
-    "state": 3936,
-    "tensors": 3268,
+    "state": 4036,
+    "tensors": 3321,
     "top": 753,
     "transport": 1877,
     "util": 3718,
-    "whole": 70477,
+    "whole": 70733,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 546,
+    "whole": 551,
 }
 """Files of the package, those of compat/standin left out."""

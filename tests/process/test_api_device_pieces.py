@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from engine import PATIENCE, Marks, eventually, exceptions, exit_actor, hpcray_only, ray
 
-from hpcray.core.core_worker.object_entry import tensors_of
+from hpcray.core.core_worker.object_entry import resident_of
 from hpcray.runtime.core_worker.core_worker import current
 
 torch = pytest.importorskip("torch")
@@ -292,8 +292,8 @@ def test_a_value_that_is_made_again_while_a_task_reads_it_is_read_again(devices:
     process = current.process
     assert process is not None
     with process.engine.lock:  # as if another reader had reported it
-        tensors = tensors_of(process.table.entries[ref._id])
-        process.table.recovery.tensors_lost(ref._id, tensors, "a test says so")
+        tensors = resident_of(process.table.entries[ref._id])
+        process.table.recovery.resident_lost(ref._id, tensors, "a test says so")
         process.engine.flush()
     assert ray.get(answer, timeout=PATIENCE) == [6.5, 6.5, -6.5]
     assert copies_of(maker)["down"] > PIECES and len(marks.lines()) == 1

@@ -83,7 +83,7 @@ class Holder:
         failed = []
 
         def get_one(ref: Any, timeout: Any) -> Any:
-            if not failed and process.device_objects._table.has_moved_out(ref._id):
+            if not failed and process.extensions.get("tensors")._table.has_moved_out(ref._id):
                 failed.append(ref)
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return own(ref, timeout)

@@ -154,7 +154,7 @@ class Holder:
 
         from hpcray.runtime.core_worker.core_worker import need_process
 
-        found = need_process().device_objects
+        found = need_process().extensions.find("tensors")
         direct = None if found is None else found.direct
         return {
             "exposed": self.driver.exposed, "down": len(self.driver.down), "up": len(self.driver.up),

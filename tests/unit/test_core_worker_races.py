@@ -18,6 +18,7 @@ from hpcray.protocol.serialization import serialize_error
 from hpcray.runtime.core_worker import object_reader
 from hpcray.runtime.core_worker.arguments import NO_ARGS
 from hpcray.runtime.core_worker.core_worker import HANDLERS, CoreWorker
+from hpcray.runtime.core_worker.extensions import NO_FEATURES
 from hpcray.runtime.core_worker.object_reader import ObjectReader
 from hpcray.runtime.core_worker.task_retries import CrashRetries, TaskRetries
 from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
@@ -53,7 +54,8 @@ def unexplained(missing: Any, timeout: float | None) -> str:
 def test_an_interrupt_gives_up_all_files_that_were_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[bytes] = []
     table: Any = SimpleNamespace(pins=SimpleNamespace(end_file=ended.append))
-    reader = ObjectReader(SimpleNamespace(engine=Engine(), table=table, arenas={}), unexplained, NOTHING_UNSEEN)  # type: ignore[arg-type]
+    context: Any = SimpleNamespace(engine=Engine(), table=table, arenas={}, features=NO_FEATURES)
+    reader = ObjectReader(context, unexplained, NOTHING_UNSEEN)
     places: list[Any] = [m.OnDisk(bytes([n]) * 14, "/nowhere", 0, 10) for n in range(4)]
 
     def read(path: str, position: int, size: int) -> bytes:
@@ -182,7 +184,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     process: Any = SimpleNamespace(
         engine=engine, table=table, me=ME, node=1, cluster_size=1, config=config, on_death=lambda proc: None,
         gcs=SimpleNamespace(process_died=lambda proc: None),
-        compiled_graphs=SimpleNamespace(process_died=lambda proc: None), device_objects=None,
+        extensions=SimpleNamespace(process_died=lambda proc: None),
     )  # fmt: skip
     process.process_died = lambda proc, reason: CoreWorker.process_died(process, proc, reason)
     submitter = process.submitter = TaskSubmitter(process, process.gcs)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from table_kit import ME, PEER, RAYLET, SIZE, THIRD, Owner, Task, error, put_id, return_id
 
-from hpcray.common.ids import TENSORS_INDEX
-from hpcray.core.core_worker.object_entry import tensors_of
+from hpcray.common.ids import RESIDENT_INDEX
+from hpcray.core.core_worker.object_entry import resident_of
 from hpcray.core.core_worker.object_table import INLINE, PENDING, STORED, Waiter
 from hpcray.protocol import messages as m
 
@@ -16,7 +16,7 @@ OID = return_id()
 
 
 def tensors_id(counter: int = 1, owner: bytes = PEER) -> bytes:
-    return owner + counter.to_bytes(5, "big") + TENSORS_INDEX
+    return owner + counter.to_bytes(5, "big") + RESIDENT_INDEX
 
 
 def made_with_tensors(table: Owner, stored: bool = False, retries: int = 3, owner: bytes = PEER) -> Any:
@@ -51,7 +51,7 @@ class TestLoss:
         table.process_died(PEER, "killed")
         assert table.again == [task]
         assert table.set_inline(OID, b"new\0", [tensors_id(2, THIRD)])
-        assert tensors_of(entry) == tensors_id(2, THIRD) and put_id(9, THIRD) in (entry.contained or ())
+        assert resident_of(entry) == tensors_id(2, THIRD) and put_id(9, THIRD) in (entry.contained or ())
         table.check_invariants()
 
     def test_the_readers_report_makes_it_again_once(self, table: Owner) -> None:
@@ -68,14 +68,14 @@ class TestLoss:
     def test_a_task_that_must_not_run_again_leaves_an_error(self, table: Owner) -> None:
         made_with_tensors(table, retries=0)
         table.process_died(PEER, "killed")
-        assert "tensors" in error(table.entries[OID]) and table.again == []
+        assert "a part of it stayed in a process that is gone" in error(table.entries[OID]) and table.again == []
         table.check_invariants()
 
     def test_a_borrower_reports_the_loss_and_waits(self, table: Owner) -> None:
         oid = return_id(1, PEER)
         entry = table.borrow(oid)
         entry.state, entry.value = INLINE, b"value\0"
-        table.recovery.tensors_lost(oid, tensors_id(1, THIRD), "killed")
+        table.recovery.resident_lost(oid, tensors_id(1, THIRD), "killed")
         assert table.said() == [(PEER, m.ObjectLost(oid, 0, [], "killed", tensors_id(1, THIRD)))]
         waiter = Waiter()
         assert not table.wait_local(oid, waiter) and table.said() == []
@@ -88,7 +88,7 @@ class TestLoss:
         table.wait_local(oid, Waiter())
         table.on_opened(m.Opened(oid, 64, SIZE, False))
         table.said()
-        table.recovery.tensors_lost(oid, tensors_id(1, THIRD), "killed")
+        table.recovery.resident_lost(oid, tensors_id(1, THIRD), "killed")
         assert (RAYLET, m.Release([oid])) in table.said() and entry.mapping is None and entry.state == PENDING
         table.check_invariants()
 
@@ -99,16 +99,16 @@ class TestLoss:
         assert table.again == [] and table.entries[OID].state == INLINE
 
     def test_an_unknown_object_is_no_concern(self, table: Owner) -> None:
-        table.recovery.tensors_lost(OID, tensors_id(), "killed")
+        table.recovery.resident_lost(OID, tensors_id(), "killed")
         assert table.said() == [] and not table.entries
 
 
 class TestMove:
     def test_a_small_value_arrives_whole(self, table: Owner) -> None:
         task = made_with_tensors(table)
-        table.recovery.tensors_moved(OID, tensors_id(), b"whole\0", 0, 2)
+        table.recovery.resident_moved(OID, tensors_id(), b"whole\0", 0, 2)
         entry = table.entries[OID]
-        assert (entry.state, entry.value) == (INLINE, b"whole\0") and tensors_of(entry) == b""
+        assert (entry.state, entry.value) == (INLINE, b"whole\0") and resident_of(entry) == b""
         assert entry.contained == [put_id(9, THIRD)]
         table.process_died(PEER, "it has ended")
         assert entry.value == b"whole\0" and table.again == []
@@ -122,7 +122,7 @@ class TestMove:
         task = made_with_tensors(table, stored)
         if stored:
             table.recovery.on_add_location(m.AddLocation(OID, 3))
-        table.recovery.tensors_moved(OID, tensors_id(), b"", 2 * SIZE, 2)
+        table.recovery.resident_moved(OID, tensors_id(), b"", 2 * SIZE, 2)
         entry = table.entries[OID]
         assert (entry.state, entry.size, entry.nodes) == (STORED, 2 * SIZE, [2])
         assert table.said() == ([(RAYLET, m.Free([OID], [3]))] if stored else []), "the copy without tensors"
@@ -135,21 +135,21 @@ class TestMove:
         waiter = Waiter()
         assert not table.wait_local(OID, waiter)
         table.on_opened(m.Opened(OID, 64, SIZE, False))
-        table.recovery.tensors_moved(OID, tensors_id(), b"whole\0", 0, 2)
+        table.recovery.resident_moved(OID, tensors_id(), b"whole\0", 0, 2)
         assert table.entries[OID].mapping is None and table.entries[OID].available
 
     def test_what_comes_too_late_is_dropped(self, table: Owner) -> None:
-        table.recovery.tensors_moved(OID, tensors_id(), b"", SIZE, 2)
+        table.recovery.resident_moved(OID, tensors_id(), b"", SIZE, 2)
         assert table.said() == [(RAYLET, m.Free([OID], [2]))]
         task = made_with_tensors(table)
         table.process_died(PEER, "killed")
-        table.recovery.tensors_moved(OID, tensors_id(), b"whole\0", 0, 2)
+        table.recovery.resident_moved(OID, tensors_id(), b"whole\0", 0, 2)
         assert table.again == [task] and table.entries[OID].state == PENDING
 
     def test_a_node_that_is_dead_by_then_keeps_nothing(self, table: Owner) -> None:
         task = made_with_tensors(table)
         table.recovery.mark_node_dead(2)
-        table.recovery.tensors_moved(OID, tensors_id(), b"", SIZE, 2)
+        table.recovery.resident_moved(OID, tensors_id(), b"", SIZE, 2)
         assert table.again == [task]
         table.check_invariants()
 

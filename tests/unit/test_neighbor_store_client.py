@@ -54,7 +54,8 @@ class World:
         ours, self.own_raylet = socket.socketpair()
         self.engine = IoEngine(ME, str(tmp), {1: str(self.path)})
         self.table, self.heard = Table(), []
-        process: Any = SimpleNamespace(me=ME, engine=self.engine, table=self.table, arenas={}, registered=None)
+        unused = SimpleNamespace(loaded=())
+        process: Any = SimpleNamespace(me=ME, engine=self.engine, table=self.table, arenas={}, extensions=unused)
         self.arenas: dict[int, Arena] = process.arenas
         self.visiting = NeighborStoreClient(process, {1: str(self.path)})
         handlers = {m.Welcome: self.visiting.on_welcome, m.Unpin: lambda src, msg: self.heard.append((src, msg))}

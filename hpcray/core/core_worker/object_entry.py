@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
 
-from hpcray.common.ids import TENSORS_INDEX
+from hpcray.common.ids import RESIDENT_INDEX
 
 PENDING, INLINE, STORED, LINEAGE_ONLY = 0, 1, 2, 3
 TRANSITIONS: dict[int, frozenset[int]] = {
@@ -18,7 +18,7 @@ TRANSITIONS: dict[int, frozenset[int]] = {
     ),  # made again or located again; lost or discarded; only lineage needs it
     INLINE: frozenset(
         {PENDING, LINEAGE_ONLY, STORED}
-    ),  # made again, as its tensors are lost; only lineage needs it, as it held refs; kept by a store
+    ),  # made again, as its resident part is lost; only lineage needs it, as it held refs; kept by a store
     LINEAGE_ONLY: frozenset({PENDING, INLINE}),  # made again; lost for good or discarded
 }
 """Object states: the states that may follow each state. A state may also be set again to itself.
@@ -165,10 +165,11 @@ class ObjectEntry(msgspec.Struct, gc=False, eq=False):
         return [*(self.nodes or ()), *(self.left_at or ())]
 
 
-def tensors_of(entry: ObjectEntry) -> bytes:
-    """Return the id of the object with the tensors of a value of ours; b"" where the value has them itself."""
+def resident_of(entry: ObjectEntry) -> bytes:
+    """Return the id of the object that is the resident part of a value of ours: it stays in the process that made
+    it, and the value refers to it; b"" where the value is whole."""
     found = ident_of(entry.contained[-1]) if entry.contained else b""  # it is pickled last, in each life of the value
-    return found if found.endswith(TENSORS_INDEX) else b""
+    return found if found.endswith(RESIDENT_INDEX) else b""
 
 
 def ident_of(ref: Any) -> bytes:

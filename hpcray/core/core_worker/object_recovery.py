@@ -21,7 +21,7 @@ from hpcray.core.core_worker.object_entry import (
     ObjectEntry,
     Waiter,
     ident_of,
-    tensors_of,
+    resident_of,
 )
 from hpcray.core.core_worker.object_pins import ObjectPins
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
@@ -133,8 +133,8 @@ class ObjectRecovery:
         """A borrower cannot get an object of ours."""
         oid = msg.id
         entry = self._entries.get(oid)
-        if msg.tensors:
-            self.tensors_lost(oid, msg.tensors, msg.reason)
+        if msg.resident:
+            self.resident_lost(oid, msg.resident, msg.reason)
         elif entry is not None and entry.state == STORED and msg.remake_count == self.remake_count.get(oid, 0):
             self._add_pinned_location(entry)
             if not [n for n in entry.nodes or () if n not in msg.nodes and n not in self.dead_nodes]:
@@ -146,39 +146,39 @@ class ObjectRecovery:
                 self.lose(oid, entry, msg.reason)
         self._answer_get(src, oid)
 
-    def tensors_lost(self, oid: bytes, tensors: bytes, reason: str) -> None:
-        """The tensors of a value are gone with the process that had them: the value is made again, with others.
+    def resident_lost(self, oid: bytes, resident: bytes, reason: str) -> None:
+        """The part of a value that stayed in a process is gone with it: the value is made again, with another one.
 
-        Nothing happens where that is under way, or where the value has others by now.
+        Nothing happens where that is under way, or where the value has another one by now.
 
         Args:
-            tensors: id of the object that has them. reason: how its process died.
+            resident: id of the object that was this part. reason: how its process died.
         """
         entry = self._entries.get(oid)
         if entry is None:
             return
         if oid[:8] == self._me:
-            if entry.state in (INLINE, STORED) and tensors_of(entry) == tensors:
-                self._forget_value(oid, entry, tensors)
+            if entry.state in (INLINE, STORED) and resident_of(entry) == resident:
+                self._forget_value(oid, entry, resident)
                 self._make_again(oid, entry, reason)
         else:
-            self._forget_value(oid, entry, tensors)
+            self._forget_value(oid, entry, resident)
             entry.state, entry.owner_asked = PENDING, True
-            self._send(owner_of(oid), ObjectLost(oid, self.remake_count.get(oid, 0), [], reason, tensors))
+            self._send(owner_of(oid), ObjectLost(oid, self.remake_count.get(oid, 0), [], reason, resident))
 
-    def tensors_moved(self, oid: bytes, tensors: bytes, value: bytes, size: int, node: int) -> None:
-        """The process that has the tensors of a value of ours ends, and has written the whole value elsewhere.
+    def resident_moved(self, oid: bytes, resident: bytes, value: bytes, size: int, node: int) -> None:
+        """The process in which a part of a value of ours stays ends, and has written the whole value elsewhere.
 
         Args:
             value: the blob; b"": it is in the store of `node`, of `size` bytes.
         """
         entry = self._entries.get(oid)
-        if entry is None or entry.state not in (INLINE, STORED) or tensors_of(entry) != tensors:
+        if entry is None or entry.state not in (INLINE, STORED) or resident_of(entry) != resident:
             if size and (entry is None or node not in (entry.nodes or ())):
                 self._send(self._raylet, Free([oid], [node]))
             return
         entry.nodes, entry.left_at = [other for other in entry.locations if other != node], None
-        self._forget_value(oid, entry, tensors)
+        self._forget_value(oid, entry, resident)
         if size:
             entry.state, entry.size, entry.nodes = STORED, size, [node]
             if node in self.dead_nodes:
@@ -188,13 +188,14 @@ class ObjectRecovery:
             entry.state, entry.value = INLINE, value
         self._ready(oid, entry)
 
-    def _forget_value(self, oid: bytes, entry: ObjectEntry, tensors: bytes) -> None:
-        """Forget the value of an object that will have another one, its copies, and its tensors."""
+    def _forget_value(self, oid: bytes, entry: ObjectEntry, resident: bytes) -> None:
+        """Forget the value of an object that will have another one, its copies, and the part that
+        stays in a process."""
         if oid[:8] == self._me:
             self.free_copies(oid, entry)
             self._unsure.discard(oid)
             self._replicas.object_gone(oid)
-            entry.contained = [ref for ref in entry.contained or () if ident_of(ref) != tensors] or None
+            entry.contained = [ref for ref in entry.contained or () if ident_of(ref) != resident] or None
         mapping, entry.mapping = entry.mapping, None
         self._pins.entry_gone(oid, mapping)
         entry.value, entry.nodes, entry.left_at = b"", None, None
@@ -389,14 +390,14 @@ class ObjectRecovery:
                 if sought(oid):
                     continue
                 self.set_lost(oid, self._entries[oid], f"its owner is gone: {reason}", OWNER_DIED)
-            for oid, tensors in self._values_with_tensors_of(proc):
-                if not kept(tensors):
-                    self.tensors_lost(oid, tensors, f"its tensors were in a process that is gone: {reason}")
+            for oid, resident in self._values_with_residents_of(proc):
+                if not kept(resident):
+                    self.resident_lost(oid, resident, f"a part of it stayed in a process that is gone: {reason}")
 
-    def _values_with_tensors_of(self, proc: bytes) -> list[tuple[bytes, bytes]]:
-        """The objects of ours whose values have tensors in this process, and the objects that those are."""
-        found = ((oid, tensors_of(e)) for oid, e in self._entries.items() if e.contained and oid[:8] == self._me)
-        return [(oid, tensors) for oid, tensors in found if tensors[:8] == proc]
+    def _values_with_residents_of(self, proc: bytes) -> list[tuple[bytes, bytes]]:
+        """The objects of ours, of whose values a part stays in this process, and the objects that are these parts."""
+        found = ((oid, resident_of(e)) for oid, e in self._entries.items() if e.contained and oid[:8] == self._me)
+        return [(oid, resident) for oid, resident in found if resident[:8] == proc]
 
     def mark_node_dead(self, node: int) -> bool:
         """Note a death before its consequences are dealt with (`node_died`). Returns False when it was known."""

@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hpcray.common.ids import PUT_INDEX, TASK_BYTES, TENSORS_INDEX, node_of, owner_of, raylet_of
+from hpcray.common.ids import PUT_INDEX, RESIDENT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
 from hpcray.core.core_worker.kept_copies import KeptCopies
 from hpcray.core.core_worker.lineage import LOST, Replication
 from hpcray.core.core_worker.object_entry import (
@@ -265,7 +265,7 @@ class ObjectTable:
     def _outlive(self, oid: bytes, entry: ObjectEntry) -> None:
         """Keep an object of ours that has no holder, for the sake of lineage: what nothing can make again, as it is; of
         others, what can make them."""
-        if oid[TASK_BYTES:] in (PUT_INDEX, TENSORS_INDEX) or isinstance(entry.task, str):
+        if oid[TASK_BYTES:] in (PUT_INDEX, RESIDENT_INDEX) or isinstance(entry.task, str):
             self.unmap(oid)
         else:
             self.recovery.free_copies(oid, entry)

@@ -200,3 +200,11 @@ class FrameSlotsReturned(Struct, array_like=True, tag=214):
     """p→own r: the sender will not write into these."""
 
     offsets: list[int]
+
+
+class ExtensionMessage(Struct, array_like=True, tag=230):
+    """p→p: a message between two halves of a feature. extension: its name. body: the message, as the feature has
+    encoded it (`hpcray.runtime.core_worker.extensions`)."""
+
+    extension: str
+    body: bytes

@@ -139,27 +139,12 @@ class StreamTaken(Struct, array_like=True, tag=123):
     count: int
 
 
-class TensorsMoved(Struct, array_like=True, tag=126):
-    """worker that ends→owner of a value: its tensors, the object `tensors` of the worker, are with the rest of it now:
-    in `value`, the blob, or, where that is empty, in the store of the worker's node, `size` bytes in all."""
+class ResidentMoved(Struct, array_like=True, tag=126):
+    """worker that ends→owner of a value: the part of it that stayed in the worker, its object `resident`, is with the
+    rest of it now: in `value`, the blob, or, where that is empty, in the store of the worker's node, `size` bytes in
+    all."""
 
     id: bytes
-    tensors: bytes
+    resident: bytes
     value: bytes
     size: int = 0
-
-
-class ChannelValue(Struct, array_like=True, tag=124):
-    """writer→reader of another node: the value with this number in a compiled graph, of the next execution. stored:
-    `blob` is that of a ref, whose object is the value."""
-
-    graph: bytes
-    value_number: int
-    blob: bytes
-    stored: bool = False
-
-
-class CloseGraph(Struct, array_like=True, tag=125):
-    """driver of a compiled graph→process with an actor of it: it is torn down."""
-
-    graph: bytes

@@ -19,6 +19,7 @@ from hpcray.platform.arena import Arena
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import ActorCall, JobInfo, PushTask, RunInfo
 from hpcray.protocol.serialization import Serialized
+from hpcray.runtime.core_worker.extensions import Extensions, FeatureTable
 from hpcray.runtime.core_worker.handler_tables import BoundHandlers
 from hpcray.runtime.core_worker.io_engine import IoEngine
 
@@ -34,10 +35,10 @@ class ThreadState(threading.local):
         protected: refs that came in its arguments; None outside of tasks.
         since: `time.time()` at which it began.
         reading: a `get` with options is under way. deadline: of that `get`, `time.monotonic()`; None for no limit.
-        tensors_as: what a value with device objects is read as: "" the value with these, "copies" with copies of them,
-            "parts" the pickle of the rest of it (`ValueParts`).
-        plain_views: what is read from the store is in the memory of the arena, not in registered memory.
-        placement: where the tensors of the value that is read next are to be (`read_targets.TensorPlacement`).
+        read_as: how a value of which a part stays in its process is read: "" as it is, "copies" with a copy of that
+            part from the object store; extensions have words of their own.
+        plain_views: what is read from the store is in the memory of the arena, not in another view of it.
+        read_target: where an extension is to put what it reads next; None: anywhere.
         loading: the calls that make the arguments of the task or call, while these are being read: its function has not
             begun. None: it has, or nothing runs.
     """
@@ -48,9 +49,9 @@ class ThreadState(threading.local):
     since: float = 0.0
     reading: bool = False
     deadline: float | None = None
-    tensors_as: str = ""
+    read_as: str = ""
     plain_views: bool = False
-    placement: Any = None
+    read_target: Any = None
     loading: Sequence[bytes] | None = None
 
 
@@ -64,7 +65,7 @@ class CoreWorkerContext(Protocol):
         local: what the calling thread executes.
         dead: the reason why nothing can be requested any more; None while everything works.
         run: what the head knows about this run of the job. handlers: of messages.
-        registered: see `CoreWorker`.
+        extensions, features: see `CoreWorker`.
     """
 
     me: bytes
@@ -83,7 +84,8 @@ class CoreWorkerContext(Protocol):
     session_dir: str
     task_counter: int
     handlers: BoundHandlers
-    registered: Any
+    extensions: Extensions
+    features: FeatureTable
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if `dead`."""

@@ -8,16 +8,15 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from pickle import dumps
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
 from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
 from hpcray.core.core_worker.object_entry import PENDING, Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
-from hpcray.graphs.compiled_graphs import CompiledGraphs
 from hpcray.platform.arena import Arena
 from hpcray.platform.resource_limits import usable_memory
 from hpcray.platform.sockets import connect_private
@@ -30,6 +29,7 @@ from hpcray.runtime.core_worker import context
 from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
 from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
 from hpcray.runtime.core_worker.evacuation import BorrowedObjects, ObjectEvacuation, ObjectHandover
+from hpcray.runtime.core_worker.extensions import NO_FEATURES, Extensions, FeatureTable
 from hpcray.runtime.core_worker.frame_slots import FrameSlotClient
 from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
@@ -44,10 +44,6 @@ from hpcray.runtime.core_worker.placement_group_client import PlacementGroupClie
 from hpcray.runtime.core_worker.task_retries import lost_blob
 from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
 from hpcray.runtime.core_worker.wait_manager import WaitManager
-
-if TYPE_CHECKING:
-    from hpcray.diagnostics.record_replay import Recorder
-    from hpcray.tensors.registered_memory import RegisteredMemory
 
 _sessions = itertools.count()
 _DEATH_REPORT_TIMEOUT = 0.3
@@ -92,9 +88,7 @@ class CoreWorker:
         on_exit: called with the exit code when the raylet ends this process. on_death: called with a dead process.
         blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
         handlers: of all messages, once it is started.
-        device_objects: tensors that stay here (`DeviceObjects`); None before the first.
-        read_targets: where `get` puts tensors (`ReadTargets`); None before the first.
-        registered: memory of arenas that is registered with the driver of a GPU; None: there is none so far.
+        extensions: features in this process. features: functions that import them.
     """
 
     handlers: BoundHandlers
@@ -107,16 +101,16 @@ class CoreWorker:
         kind: str,
         session_dir: str,
         diagnostics: Callable[[CoreWorker], Diagnostics],
+        features: FeatureTable,
     ) -> None:
         self.me = me = welcome.proc
         self.node = node_of(me)
         self.config = config = Config(**welcome.config)
         self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin)
         self.dead: str | None = None
-        self.device_objects: Any = None
-        self.read_targets: Any = None
-        self.registered: RegisteredMemory | None = None
-        self.table, self.recorder = _make_table(me, engine, self._lost_blob, config)
+        self.features = features
+        self.extensions: Extensions = Extensions(self, features, config.extensions)
+        self.table, self.recorder = _make_table(me, engine, self._lost_blob, config, features)
         self.arena = arena
         self.arenas = {self.node: arena}
         self.frame_slots: FrameSlotClient = FrameSlotClient(self, arena)
@@ -131,7 +125,8 @@ class CoreWorker:
         self.cluster_size = welcome.cluster_size
         self._inline_limit = config.inline_limit
         view_tensors(config.enable_zero_copy_torch_tensors)
-        use_transfer_memory(self._transfer_memory)
+        if features.transport_memory is not None:
+            use_transfer_memory(partial(features.transport_memory, self))
         storages.keep(lambda: min(config.unused_tensor_memory, usable_memory() // 8))
         self.run = welcome.run
         self.head = welcome.head
@@ -155,7 +150,6 @@ class CoreWorker:
         self.writer: ObjectWriter = ObjectWriter(self)
         self._borrowed: BorrowedObjects = BorrowedObjects(self, self.writer)
         self.replicator: ObjectReplicator = ObjectReplicator(self, self.gcs)
-        self.compiled_graphs: CompiledGraphs = CompiledGraphs(engine)
         self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbors)
         self.table.pins.use_neighbors(welcome.neighbors, self.neighbor_stores)
         self.diagnostics = diagnostics(self)
@@ -224,11 +218,6 @@ class CoreWorker:
             self.engine.send(HEAD, m.RequestGarbageCollection())
             self.engine.flush()
 
-    def _transfer_memory(self, content: Any) -> AbstractContextManager[Any]:
-        from hpcray.tensors.registered_memory import transfer_memory  # few programs use it
-
-        return transfer_memory(self, content)
-
     def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
         return lost_blob(oid, reason, why, self.dead, site_of(self.table.entries.get(oid)))
 
@@ -259,8 +248,9 @@ class CoreWorker:
                 self.table.hint_locations(oid, *hint)
 
     def _on_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
-        if self.device_objects is not None and self.device_objects.exports(src, msg):
-            return
+        for extension in self.extensions.loaded:
+            if extension.on_object_get(src, msg):
+                return
         self.answer_object_get(src, msg)
 
     def answer_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
@@ -272,28 +262,8 @@ class CoreWorker:
             peer = self.engine.peer(src)
             self.engine.flush_long_soon(peer, len(entry.value) * len(peer.out) >= LONG_BATCH)
 
-    def _on_tensors_moved(self, src: bytes, msg: m.TensorsMoved) -> None:
-        self.table.recovery.tensors_moved(msg.id, msg.tensors, msg.value, msg.size, node_of(src))
-
-    def _on_open_tensors(self, src: bytes, msg: m.OpenTensors) -> None:
-        kept = self.device_objects is not None and self.device_objects.note_reader(msg.id, src)
-        self.engine.send(src, m.TensorsOpened(msg.id, kept))
-
-    def _on_close_tensors(self, src: bytes, msg: m.CloseTensors) -> None:
-        if self.device_objects is not None:
-            self.device_objects.end_reader(msg.id, src)
-
-    def _on_pull_tensors(self, src: bytes, msg: m.PullTensors) -> None:
-        if self.device_objects is None or not self.device_objects.send_directly(src, msg):
-            self.engine.send(src, m.TensorsPushed(msg.id, msg.pull, "they are not on their device any more", True))
-
-    def _on_tensors_pushed(self, src: bytes, msg: m.TensorsPushed) -> None:
-        if self.device_objects is not None and self.device_objects.direct is not None:
-            self.device_objects.direct.on_pushed(src, msg)
-
-    def _on_cancel_tensors(self, src: bytes, msg: m.CancelTensors) -> None:
-        if self.device_objects is not None and self.device_objects.direct is not None:
-            self.device_objects.direct.on_cancel(src, msg)
+    def _on_resident_moved(self, src: bytes, msg: m.ResidentMoved) -> None:
+        self.table.recovery.resident_moved(msg.id, msg.resident, msg.value, msg.size, node_of(src))
 
     def pin_forever(self, ref: ObjectRef[Any]) -> None:
         """Keep the object of a ref that a foreign pickler pickled, for ever: that copy of the ref is not counted.
@@ -377,7 +347,7 @@ class CoreWorker:
             self.dead = f"the raylet of this node is gone ({reason})"
             self.on_exit(1)
             self.table.fail_all(self.dead)
-            self.compiled_graphs.close()
+            self.extensions.disconnected()
             self.gcs.fail()
             self.placement_groups.fail()
             self.writer.fail()
@@ -405,9 +375,7 @@ class CoreWorker:
         self.engine.read_rest(proc)  # its last answers: its raylet's word comes on another way
         self.engine.drop_peer(proc)
         self.gcs.process_died(proc)
-        self.compiled_graphs.process_died(proc)
-        if self.device_objects is not None:
-            self.device_objects.process_died(proc)
+        self.extensions.process_died(proc)
         self.on_death(proc)
         leased = self.submitter.leases.workers.get(proc)
         for task in leased.inflight.values() if leased is not None else ():
@@ -478,7 +446,7 @@ class CoreWorker:
             self.submitter.leases.return_idle()
             self.engine.flush()
             self.dead = self.dead or "hpcray.shutdown() was called"
-            self.compiled_graphs.close()
+            self.extensions.disconnected()
             for oid, entry in list(self.table.entries.items()):
                 if entry.local_waiters or entry.ready_waiters:
                     self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
@@ -490,24 +458,20 @@ class CoreWorker:
         if self._gc_thread is not None and self._gc_thread is not threading.current_thread():
             self._gc_thread.stop()
         self.reader.close()
-        if self.device_objects is not None:
-            self.device_objects.close()
+        for extension in reversed(self.extensions.loaded):
+            extension.close()
         self.engine.close()
-        if self.registered is not None:
-            self.registered.close()
         for arena in self.arenas.values():
             arena.close()
 
 
 def _make_table(
-    me: bytes, engine: IoEngine, lost: Callable[[bytes, str, str], bytes], config: Config
-) -> tuple[ObjectTable, Recorder | None]:
+    me: bytes, engine: IoEngine, lost: Callable[[bytes, str, str], bytes], config: Config, features: FeatureTable
+) -> tuple[ObjectTable, Any]:
     """Recording and call-site tracking are opt-in; the default table carries no overhead."""
     recorder = None
-    if config.record:
-        from hpcray.diagnostics.record_replay import record_table  # it loads all cores, and few jobs record
-
-        table, recorder = record_table(me, engine.send, engine.notify, lost, config.lineage_limit)
+    if config.record and features.record_table is not None:
+        table, recorder = features.record_table(me, engine.send, engine.notify, lost, config.lineage_limit)
     else:
         table = ObjectTable(me, engine.send, engine.notify, lost, config.lineage_limit)
     if config.record_ref_creation_sites:
@@ -547,16 +511,9 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.TaskDone: lambda p: p.submitter.on_task_done,
     m.TaskReply: lambda p: p.submitter.on_task_reply,
     m.TasksReturned: lambda p: p.submitter.on_tasks_returned,
-    m.TensorsMoved: lambda p: p._on_tensors_moved,
-    m.OpenTensors: lambda p: p._on_open_tensors,
-    m.TensorsOpened: lambda p: lambda src, msg: p.device_objects.on_tensors_opened(src, msg),
-    m.CloseTensors: lambda p: p._on_close_tensors,
-    m.PullTensors: lambda p: p._on_pull_tensors,
-    m.TensorsPushed: lambda p: p._on_tensors_pushed,
-    m.CancelTensors: lambda p: p._on_cancel_tensors,
+    m.ResidentMoved: lambda p: p._on_resident_moved,
     m.StreamItem: lambda p: p.submitter.generator_streams.on_item,
-    m.ChannelValue: lambda p: p.compiled_graphs.on_value,
-    m.CloseGraph: lambda p: p.compiled_graphs.on_close,
+    m.ExtensionMessage: lambda p: p.extensions.on_message,
     m.CancelRef: lambda p: lambda _, msg: p.submitter.cancellation.cancel_object(msg.id, msg.force, msg.recursive),
     m.ActorStateUpdate: lambda p: lambda _, msg: p.submitter.actors.on_state(msg),
     m.GcsReply: lambda p: lambda _, msg: p.gcs.on_reply(msg),
@@ -604,11 +561,17 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def connect(session_dir: str, kind: str, diagnostics: Callable[[CoreWorker], Diagnostics]) -> CoreWorker:
+def connect(
+    session_dir: str,
+    kind: str,
+    diagnostics: Callable[[CoreWorker], Diagnostics],
+    features: FeatureTable = NO_FEATURES,
+) -> CoreWorker:
     """Join the session in `session_dir` as a "driver", "attached" driver, or "worker". `start` it when it is complete.
 
     Args:
         diagnostics: what answers questions about the process: `diagnostics.introspection.ObjectInventory`.
+        features: what the entry point of this process knows about features.
 
     Raises:
         RaySystemError: no raylet answers there.
@@ -630,7 +593,7 @@ def connect(session_dir: str, kind: str, diagnostics: Callable[[CoreWorker], Dia
         raise RaySystemError(f"the raylet of {session_dir} closed the connection; hint: is its job still running?")
     (welcome,) = m.decode(frame[16:])
     assert isinstance(welcome, m.Welcome)
-    return CoreWorker(sock, welcome, map_arena(fds[0], welcome), kind, session_dir, diagnostics)
+    return CoreWorker(sock, welcome, map_arena(fds[0], welcome), kind, session_dir, diagnostics, features)
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes:

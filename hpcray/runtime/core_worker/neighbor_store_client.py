@@ -126,8 +126,8 @@ class NeighborStoreClient:
         self._forget(node)
         arena = self._context.arenas.pop(node, None)
         if arena is not None:
-            if self._context.registered is not None:
-                self._context.registered.forget(arena)
+            for extension in self._context.extensions.loaded:
+                extension.arena_closed(arena)
             arena.close()
 
     def _forget(self, node: int) -> bool:

@@ -32,7 +32,6 @@ from hpcray.runtime.core_worker.context import CoreWorkerContext, current
 from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import LocalRefs, ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
-from hpcray.tensors.registered_ranges import REGISTERED_SIZE
 
 _ROOM = "hint: drop references and arrays that are no longer needed"
 _UNREADABLE = {
@@ -76,6 +75,7 @@ class ObjectReader:
         self._explain = explain
         self._unhandled_errors = unhandled_errors
         self._engine = context.engine
+        self._device_view_size = context.features.device_view_size
         self._table = context.table
         self._arenas = context.arenas
         self._callbacks = CallThread("hpcray-callbacks")
@@ -194,8 +194,8 @@ class ObjectReader:
                 # Made for all of them first: what an error below does not let be read gives its view back too.
                 mapping, gone = entry.extra.mapping, partial(defer_release, (oid,))
                 view = None
-                if mapping.size >= REGISTERED_SIZE and "torch" in modules:
-                    view = self._registered_view(mapping, gone)
+                if mapping.size >= self._device_view_size and "torch" in modules:
+                    view = self._device_view(mapping, gone)
                 if view is None:
                     view = self._arenas[mapping.node].pinned_view(mapping.offset, mapping.size, gone)
                 found.append(view)
@@ -211,16 +211,12 @@ class ObjectReader:
                 found[-1] = _ValueRefs(found[-1], contained)
         return found
 
-    def _registered_view(self, mapping: ArenaMapping, gone: Callable[[], object]) -> memoryview | None:
+    def _device_view(self, mapping: ArenaMapping, gone: Callable[[], object]) -> memoryview | None:
         """A view from which a device copies at full speed; None: there is none."""
-        from hpcray.tensors.registered_memory import registered_memory  # few programs use it
-
-        if self._context.local.plain_views:
+        find = self._context.features.device_view
+        if find is None or self._context.local.plain_views:
             return None
-        registered = registered_memory(self._context)
-        if registered is None:
-            return None
-        return registered.view(self._arenas[mapping.node], mapping.offset, mapping.size, gone)
+        return find(self._context, self._arenas[mapping.node], mapping.offset, mapping.size, gone)
 
     def _read_file(self, msg: m.OnDisk) -> memoryview | bytes | None:
         """The blob of what the store has no room for, in memory of our own; an error's where we cannot read it; None:

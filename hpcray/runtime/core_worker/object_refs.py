@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import os
 import pickle
@@ -140,9 +141,8 @@ class ObjectRef(Generic[T_co]):
         return f"ObjectRef({self._id.hex()})"
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import ref_html
-
-        return ref_html(self)
+        process = current.process
+        return process.features.ref_html(self) if process is not None else html.escape(repr(self))
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = current.process

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
 from hpcray.common.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
 from hpcray.core.gcs import departures, drain, node_manager
@@ -34,6 +33,7 @@ from hpcray.runtime.node.joining import JoinAcceptor
 from hpcray.runtime.node.node_death import forget_node
 from hpcray.runtime.node.node_departure import NodeDeparture
 from hpcray.runtime.node.node_drain import NodeDrain
+from hpcray.runtime.node.node_features import MakeAutoscaling
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.raylet_signals import RayletSignals
 from hpcray.runtime.node.shutdown import NodeShutdown
@@ -69,6 +69,7 @@ class ClusterMember:
         on_up: called on the head, and where the program runs, when all nodes are up; elsewhere when this node has the
             node table.
         open_journal: opens the journal on disk, if there is to be one.
+        make_autoscaling: makes what requests further nodes.
         program_is_remote: whether another rank starts the program.
 
     Attributes:
@@ -92,6 +93,7 @@ class ClusterMember:
         wires: NodeTransports,
         on_up: Callable[[], None],
         open_journal: JournalOpener,
+        make_autoscaling: MakeAutoscaling,
         program_is_remote: bool = False,
     ) -> None:
         self.failure = ""
@@ -126,7 +128,7 @@ class ClusterMember:
         self._join_acceptor = JoinAcceptor(
             raylet, wires, lambda: self._node_manager, self._refusal, self._numbers_given
         )
-        self.autoscaling = AutoscalerRunner(
+        self.autoscaling = make_autoscaling(
             raylet, self._join_acceptor.open_job, self._leads, lambda: shutdown.begun or self.drain.announced
         )
         self._signals = RayletSignals(

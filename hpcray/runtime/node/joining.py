@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from hpcray.autoscaler.node_provider import cancel_by_id, cancel_by_name
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
@@ -39,6 +38,7 @@ from hpcray.core.gcs.handshake import (
 from hpcray.core.gcs.node_manager import NodeManager
 from hpcray.core.gcs.query_service import KeyValueStore
 from hpcray.platform.arena import Arena
+from hpcray.platform.batch_systems import cancel_by_id, cancel_by_name
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.private_files import write_private_file
 from hpcray.protocol import messages as m

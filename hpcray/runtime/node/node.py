@@ -20,7 +20,6 @@ from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
 from hpcray.core.gcs.standby import NO_NODE
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
-from hpcray.diagnostics.raylet_introspection import CoreRecorders, RayletIntrospection
 from hpcray.platform.accelerators import accelerator_resources
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
@@ -41,6 +40,7 @@ from hpcray.runtime.node.cluster_member import ClusterMember
 from hpcray.runtime.node.driver_child import DriverChild
 from hpcray.runtime.node.end_step import end_step, reported_by_launcher
 from hpcray.runtime.node.joining import join_job
+from hpcray.runtime.node.node_features import NodeFeatures, NodeParts
 from hpcray.runtime.node.node_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
@@ -119,10 +119,14 @@ def open_node(node: PreparedNode) -> OpenNode:
     return OpenNode(listener, transports, place)
 
 
-def serve(node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life: int) -> int:
-    """Run the raylet of an open node until the job is over. Arguments, result and errors: as of `run_node`."""
+def serve(node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life: int, features: NodeFeatures) -> int:
+    """Run the raylet of an open node until the job is over. Other arguments, result and errors: as of `run_node`.
+
+    Args:
+        features: of raylets.
+    """
     with signals() as wakeup:
-        outcome = _NodeServer(node, opened, ready, life).run(wakeup, life)
+        outcome = _NodeServer(node, opened, ready, life, features).run(wakeup, life)
     control, data = opened.transports.control, opened.transports.data
     if outcome.requeue and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
@@ -219,11 +223,7 @@ class _NodeServer:
     """Composes the raylet of a prepared node, and runs its loop until the node has ended."""
 
     def __init__(
-        self,
-        node: PreparedNode,
-        opened: OpenNode,
-        ready: Callable[[str], None],
-        life_fd: int,
+        self, node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life_fd: int, features: NodeFeatures
     ) -> None:
         config, transports, place = node.config, opened.transports, opened.place
         control, data = transports.control, transports.data
@@ -232,6 +232,7 @@ class _NodeServer:
         self._listener = opened.listener
         self._journal: JournalFile | None = None
         self._ready = ready
+        self._features = features
         self._rank, size = place.rank, place.size
         self._driver_rank = place.driver_rank
         info = _describe_node(node, place, data)
@@ -243,11 +244,7 @@ class _NodeServer:
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus, node.accelerators)
         spill = config.spill_threshold
         self._spill_files = SpillFiles(
-            node.spill_dir,
-            node.arena,
-            lambda text: self._raylet.log(text),
-            config.disk_capacity_threshold,
-            lambda text: self._raylet.events.report("ERROR", text),
+            node.spill_dir, node.arena, self._log, config.disk_capacity_threshold, self._report_error
         )
         overflow = self._spill_files.overflow_size if spill else 0
         store = ObjectStore(
@@ -282,14 +279,20 @@ class _NodeServer:
             transports,
             self._up,
             self._open_journal,
+            features.autoscaling,
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
         )
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
 
+    def _log(self, text: str) -> None:
+        self._raylet.log(text)
+
+    def _report_error(self, text: str) -> None:
+        self._raylet.events.report("ERROR", text)
+
     def _attach_parts(self, transports: NodeTransports) -> None:
         node, raylet, loop, router = self._node, self._raylet, self._loop, self._router
         context, lease_manager, store = self._context, raylet.lease_manager, raylet.store
-        recorders = None
         processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet)
         neighbors = NeighborClients(loop, router, store, node.arena.fd, raylet)
         memory_monitor = MemoryMonitor(
@@ -297,18 +300,28 @@ class _NodeServer:
             lambda proc: raylet.apply(lease_manager.ask_worker_to_leave(loop.now, proc)),
         )  # fmt: skip
         share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._listener, context.cluster_size)
-        if node.config.record:
-            overflow = self._spill_files.overflow_size if node.config.spill_threshold else 0
-            sizes = node.config.chunk, TRANSFER_SLOTS, overflow
-            recorders = CoreRecorders(context, lease_manager, store, raylet.head, *sizes)
         logs = logs_directory(context.session_dir)
         kept = node.options.logs or (node_logs(node.config.log_dir, self._rank) if node.config.log_dir else "")
         if kept and (problem := keep_logs(logs, kept)):
             raylet.log(f"warning: {problem}")
-        introspection = RayletIntrospection(
-            context, loop, router, lease_manager, store, memory_monitor, recorders, node.template.pid, raylet.events,
-            LogFiles(logs), NodeFigures(context, loop, router, lease_manager, store, memory_monitor),
-        )  # fmt: skip
+        introspection = self._features.diagnostics(
+            NodeParts(
+                context,
+                loop,
+                router,
+                lease_manager,
+                store,
+                memory_monitor,
+                raylet.head,
+                raylet.events,
+                LogFiles(logs),
+                NodeFigures(context, loop, router, lease_manager, store, memory_monitor),
+                node.template.pid,
+                node.config.chunk,
+                TRANSFER_SLOTS,
+                self._spill_files.overflow_size if node.config.spill_threshold else 0,
+            )
+        )
         spill_io = SpillIo(raylet, self._spill_files)
         log_monitor = LogMonitor(
             loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b""

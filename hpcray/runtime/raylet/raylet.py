@@ -18,7 +18,6 @@ from hpcray.core import effects as fx
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
-from hpcray.diagnostics.raylet_introspection import RayletIntrospection
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
@@ -30,6 +29,7 @@ from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClient
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.router import Router
 from hpcray.transport.base import DataPlane, TransportError
 
@@ -70,6 +70,20 @@ class Registrar(Protocol):
 
     def register(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
         """Handle CreateActor, CreateGroup and GcsCall."""
+
+
+class RayletDiagnostics(Protocol):
+    """Answers of a raylet about itself and its node (`diagnostics.raylet_introspection.RayletIntrospection`).
+
+    Attributes:
+        figures: those of this node and, on request, of others.
+    """
+
+    figures: NodeFigures
+    learned: dict[str, str]
+
+    def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
+        """Answer a question."""
 
 
 class Raylet:
@@ -124,7 +138,7 @@ class Raylet:
         neighbor_clients: NeighborClients,
         spill_io: SpillIo,
         memory_monitor: MemoryMonitor,
-        introspection: RayletIntrospection,
+        introspection: RayletDiagnostics,
         log_monitor: LogMonitor,
         frames: FrameSlotRouter,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from hpcray.common.exceptions import RayError
@@ -57,6 +57,29 @@ class WorkerContext(Protocol):
     def queue_calls(self) -> None: ...
 
     def leave(self, reason: str, code: int = 0) -> NoReturn: ...
+
+
+class WorkerEnvironment(Protocol):
+    """The runtime_env of a worker, which it has for life (`runtime_env.worker_runtime_env.WorkerRuntimeEnv`).
+
+    Attributes:
+        problem: why it cannot be had; "" if it can.
+    """
+
+    problem: str
+
+    @property
+    def job(self) -> m.JobInfo | None:
+        """The job's own description of itself, where the environment replaces it."""
+
+    def error(self, actor_id: str) -> RayError:
+        """Return the error of tasks, or of an actor's calls, because of `problem`."""
+
+    def variables(self, given: Iterable[tuple[str, str]]) -> dict[str, str]:
+        """Return variables as they are set in this process."""
+
+    def enter(self) -> None:
+        """Have this process in the environment, after it has taken over what its job has."""
 
 
 class ActorContext(Protocol):

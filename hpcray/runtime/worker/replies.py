@@ -18,7 +18,6 @@ from hpcray.common.exceptions import AsyncioActorExit, RayError, TaskCancelledEr
 from hpcray.common.ids import TaskID, raylet_of, return_index
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
-from hpcray.diagnostics.introspection import TaskEventBuffer
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import (
@@ -32,6 +31,7 @@ from hpcray.protocol.serialization import (
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_writer import ObjectOccupied
 from hpcray.runtime.worker.context import WorkerContext
+from hpcray.runtime.worker.task_events import TaskEventBuffer
 
 _FLUSH_US = 1_000
 POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
@@ -95,8 +95,12 @@ class Replies:
         Args:
             hold: more replies follow at once, and then a flush.
         """
+        called = name
+        if self._worker.options:
+            called = self._worker.display_name(task, name)
+            if error is None:
+                value = self._by_its_transport(task, num_returns, value)
         if self._ended is not None:
-            called = self._worker.display_name(task, name) if self._worker.options else name
             self._ended((task, called, perf_counter(), us, error is not None))
         returns: list[m.Returned] | None = None
         first: Sequence[m.Returned] = ()
@@ -127,6 +131,23 @@ class Replies:
         value = error = None
         self._send(src, m.TaskReply(task, status, returns or [], us, self.kept(protected, src)), us, hold)
 
+    def _by_its_transport(self, task: bytes, num_returns: int, value: Any) -> Any:
+        """Return what is pickled in place of what a task or call has returned, as its transport has it."""
+        own = self._worker.options.get(task)
+        if own is None or not own.transport or value is None:
+            return value
+        extension = self._process.extensions.of_transport(own.transport)
+        if num_returns == 1:
+            return extension.outgoing_value(value, own.transport, task + return_index(0))
+        if num_returns > 1 and hasattr(value, "__iter__"):
+            items = (
+                extension.outgoing_value(item, own.transport, task + return_index(index))
+                for index, item in enumerate(value)
+            )
+            # Of a generator the values before an error are returned, too.
+            return items if isinstance(value, types.GeneratorType) else list(items)
+        return value
+
     def kept(self, protected: list[bytes] | None, src: bytes) -> list[bytes] | None:
         """Count us for the refs from the arguments that we still hold; the reply to `src` names those that it owns."""
         if not protected:
@@ -154,9 +175,7 @@ class Replies:
             error = error.error  # type: ignore[attr-defined]
         else:
             if os.environ.get(POST_MORTEM) == "1":
-                from hpcray.diagnostics.debugger import post_mortem
-
-                post_mortem(error)
+                self._process.features.post_mortem(error)
             error = self._task_error(error, name, actor, task)
         if self.record is not None:
             self.record.explain(task, error)
@@ -483,9 +502,8 @@ class _Sender:
         item = None
         if index >= self._skip and (self._want is None or index + 1 in self._want):
             if self._transport:
-                from hpcray.tensors.device_objects import DeviceValue  # few programs use it
-
-                value = DeviceValue(value, self._transport, self._task + return_index(index + 1))
+                extension = self._worker.process.extensions.of_transport(self._transport)
+                value = extension.outgoing_value(value, self._transport, self._task + return_index(index + 1))
             item = self._yielding.replies.returned(self._src, self._task, index + 1, *serialize(value))
         stats = StreamingGeneratorStats(perf_counter() - began)
         if item is not None:

@@ -24,7 +24,6 @@ from hpcray.common.exceptions import RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, owner_of, raylet_of, task_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
-from hpcray.diagnostics.introspection import qualified_name
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.numa_binding import set_thread_count, thread_count_changes
 from hpcray.platform.path_relocation import PathRelocation
@@ -40,10 +39,10 @@ from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
+from hpcray.runtime.worker.context import WorkerEnvironment
 from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, Verdict, drive
-from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
-from hpcray.runtime_env.worker_runtime_env import WorkerRuntimeEnv, expanded
+from hpcray.runtime.worker.task_events import qualified_name
 
 _LEND_AFTER = 0.01
 """Seconds of waiting inside a task after which its CPU is lent to others: to read what lies in the node's store takes
@@ -129,7 +128,7 @@ class TaskExecutor:
         forked: whether this is a child process that a task has forked, and not the worker.
     """
 
-    def __init__(self, process: CoreWorker, environment: WorkerRuntimeEnv) -> None:
+    def __init__(self, process: CoreWorker, environment: WorkerEnvironment) -> None:
         self.process = process
         self.engine = process.engine
         self.forked: bool = False
@@ -149,7 +148,6 @@ class TaskExecutor:
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
         self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
-        self._keeps_tensors = False
         self.imports = ImportWatch(process)
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
@@ -193,11 +191,6 @@ class TaskExecutor:
         self.options[msg.task] = msg
         if msg.group and self.actor is not None:
             self.actor.route_by_group()
-        if msg.transport and not self._keeps_tensors:
-            from hpcray.tensors.device_objects import reply_with_device_values  # few programs use it
-
-            self._keeps_tensors = True
-            self.reply = functools.partial(reply_with_device_values, self.options.get, self.reply)
 
     def forget_options(self, task: bytes) -> None:
         """Forget the options of a task or call that has ended."""
@@ -214,7 +207,7 @@ class TaskExecutor:
 
     def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
         """The variables of a task or actor go before those of its job."""
-        self.env = expanded((name, value) for name, value in env if name != RUNTIME_ENV_VARIABLE)
+        self.env = self.environment.variables(env)
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
 
@@ -292,12 +285,11 @@ class TaskExecutor:
         process = self.process
         if msg.if_unused:
             process.drain()
-            kept = process.device_objects
-            movable = () if kept is None else kept.movable()
+            movable = {oid for extension in process.extensions.loaded for oid in extension.movable_objects()}
             if self.queue or any(oid.startswith(process.me) and oid not in movable for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
-        if msg.if_unused and process.device_objects is not None:
+        if msg.if_unused and process.extensions.loaded:  # `before_exit` may wait
             self._on_work(src, msg)
             return
         self._send_last_messages()
@@ -316,7 +308,7 @@ class TaskExecutor:
         with contextlib.suppress(OSError):
             os.chdir(job.cwd)
         os.environ[OWN_NAMESPACE] = job.namespace
-        os.environ.update(expanded(job.env))
+        os.environ.update(self.environment.variables(job.env))
         os.environ.update(self.env)
         apply_device_visibility(os.environ)
         self.environment.enter()
@@ -619,7 +611,7 @@ class TaskExecutor:
         while (item := self._take_earlier(wanted, this.task)) is not None:
             ran = True
             state = dict(vars(local))
-            vars(local).update(loading=None, reading=False, deadline=None, tensors_as="", placement=None)
+            vars(local).update(loading=None, reading=False, deadline=None, read_as="", read_target=None)
             try:
                 actor.call(*item)
             finally:
@@ -671,11 +663,11 @@ class TaskExecutor:
             self._retirement = Waiter()
             engine.send(self.lease_holder, m.TasksReturned([], False, True))
             engine.wait(self._retirement)
-        self._move_tensors_out()
+        self._finish_extensions()
         with engine.lock:
             if self._is_needed():
-                # Device objects are in the memory of what it holds.
-                engine.send(self._raylet, m.Blocked(retired=self.process.device_objects is None))
+                kept = any(extension.keeps_resources for extension in self.process.extensions.loaded)
+                engine.send(self._raylet, m.Blocked(retired=not kept))
                 while self._is_needed():
                     engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
         self.leave("it has had its max_calls")
@@ -710,11 +702,12 @@ class TaskExecutor:
         _COUNTED.add(made.__code__)
         return call
 
-    def _move_tensors_out(self) -> None:
-        """Have the store keep the tensors of values that tasks have returned, for their owners. Not after a SIGTERM:
-        all processes of a job may have got one."""
-        if self.process.device_objects is not None and not self._terminated:
-            self.process.device_objects.move_out()
+    def _finish_extensions(self) -> None:
+        """Have features bring to safety what other processes need of this one. Not after a SIGTERM: all processes of a
+        job may have got one."""
+        if not self._terminated:
+            for extension in self.process.extensions.loaded:
+                extension.before_exit()
 
     # ------------------------------------------------------------ leaving
 
@@ -730,7 +723,7 @@ class TaskExecutor:
             os._exit(code)  # none of this is its own
         self._leaving.acquire()  # for ever: one thread is enough
         self._leave_in_time(code)
-        self._move_tensors_out()
+        self._finish_extensions()
         if self.actor is not None:
             self.actor.shut_down()
         with self.engine.lock:

@@ -1,0 +1,81 @@
+"""Features in the raylet of a node, as the kernel sees them; the entry point of raylets hands them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
+from hpcray.core.object_store.object_store import ObjectStore
+from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
+from hpcray.protocol import messages as m
+from hpcray.runtime.raylet.event_log import NodeEventLog
+from hpcray.runtime.raylet.event_loop import EventLoop
+from hpcray.runtime.raylet.local_processes import NodeContext
+from hpcray.runtime.raylet.log_files import LogFiles
+from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
+from hpcray.runtime.raylet.node_figures import NodeFigures
+from hpcray.runtime.raylet.raylet import Raylet, RayletDiagnostics
+from hpcray.runtime.raylet.router import Router
+
+
+class Autoscaling(Protocol):
+    """Further nodes that a job requests by itself. One per raylet; it decides only where the head is."""
+
+    def lead(self, head: Gcs, session: str, fresh: bool) -> None:
+        """This raylet is the head. fresh: of a job that has no further nodes yet."""
+
+    def close(self, ended: bool) -> None:
+        """The raylet ends. ended: and the job with it, not only this node."""
+
+    def on_leave_idle(self, now: float, src: bytes, msg: m.LeaveIdle) -> Iterable[Any]:
+        """The head asks this node to leave if it is of no use."""
+
+    def on_node_occupied(self, now: float, src: bytes, msg: m.NodeOccupied) -> Iterable[Any]:
+        """A node that was asked to leave is of use."""
+
+
+MakeAutoscaling = Callable[
+    [Raylet, Callable[[bool, str, Callable[[bytes, str], None]], None], Callable[[], bool], Callable[[], bool]],
+    Autoscaling,
+]
+"""Called with the raylet, and with functions that open the job for further nodes, that return whether this raylet is
+the head, and that return whether the job is about to end."""
+
+
+@dataclass(frozen=True)
+class NodeParts:
+    """Parts of a raylet that its diagnostics look at.
+
+    Attributes:
+        chunk, slots, overflow: of the store, as `ObjectStore` has them.
+        template_pid: of the template process.
+    """
+
+    context: NodeContext
+    loop: EventLoop
+    router: Router
+    lease_manager: LocalLeaseManager
+    store: ObjectStore
+    memory_monitor: MemoryMonitor
+    head: Gcs | RecoveringGcs | None
+    events: NodeEventLog
+    log_files: LogFiles
+    figures: NodeFigures
+    template_pid: int
+    chunk: int
+    slots: int
+    overflow: int
+
+
+@dataclass(frozen=True)
+class NodeFeatures:
+    """Functions that make the features of a raylet, which they import.
+
+    Attributes:
+        autoscaling: further nodes. diagnostics: answers about the raylet; it records the cores if the job wants that.
+    """
+
+    autoscaling: MakeAutoscaling
+    diagnostics: Callable[[NodeParts], RayletDiagnostics]
