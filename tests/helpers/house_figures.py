@@ -152,15 +152,15 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3014,
+    "api": 3054,
     "autoscaler": 807,
     "cli": 2758,
     "common": 1473,
-    "compat": 3406,
+    "compat": 3434,
     "core": 12622,
     "dashboard": 1192,
     "diagnostics": 2585,
-    "experimental": 664,
+    "experimental": 665,
     "graphs": 2203,
     "job_submission": 726,
     "jobs": 1233,
@@ -171,7 +171,7 @@ LINES_OF_CODE = {
     "platform": 5170,
     "processes": 395,
     "progress_bars": 222,
-    "protocol": 1452,
+    "protocol": 1454,
     "ray_api": 451,
     "ray_start": 1544,
     "runtime": 12794,
@@ -180,12 +180,12 @@ LINES_OF_CODE = {
     "tensors": 3321,
     "top": 753,
     "transport": 1877,
-    "util": 3718,
-    "whole": 70733,
+    "util": 4110,
+    "whole": 71025,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api), and of all."""
 
 FILES = {
-    "whole": 551,
+    "whole": 557,
 }
 """Files of the package, those of compat/standin left out."""
