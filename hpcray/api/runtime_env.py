@@ -28,6 +28,8 @@ from hpcray.runtime_env.runtime_env import (
     validated_runtime_env,
 )
 from hpcray.runtime_env.runtime_env_setup import (
+    PackageError,
+    check_package,
     files_signature,
     pack_package,
     package_digest,
@@ -274,10 +276,20 @@ def path_of_module(module: str | ModuleType) -> str:
 
 
 def _file(path: str) -> bytes:
-    """Read a zip or wheel; a module of one file, or another archive, is packed as a zip."""
+    """Read a zip or wheel; a module of one file, or another archive, is packed as a zip.
+
+    Raises:
+        RuntimeEnvSetupError: no worker could unpack the archive.
+    """
     if path.endswith(".py"):
         return pack_package(os.path.dirname(path), [os.path.basename(path)])
-    if not path.endswith((".zip", ".whl")):
-        return zip_of_tar(path)
-    with open(path, "rb") as file:
-        return file.read()
+    try:
+        if path.endswith((".zip", ".whl")):
+            with open(path, "rb") as file:
+                package = file.read()
+        else:
+            package = zip_of_tar(path)
+        check_package(package, path)
+    except PackageError as error:
+        raise RuntimeEnvSetupError(str(error)) from None
+    return package

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,10 +25,9 @@ from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.core.gcs.bin_packing import Demand
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.resource_demand import node_uses, read_floor, waiting_requests
-from hpcray.platform.config_files import launch_config
-from hpcray.platform.private_files import write_private_file
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import WORKER
+from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.raylet.raylet import Raylet
 
 PERIOD = 1.0
@@ -92,8 +90,7 @@ class AutoscalerRunner:
     def _make_provider(self, config: Config, session: str, fresh: bool) -> NodeProvider:
         kind = config.node_provider
         if kind == "slurm" or (kind == "auto" and has_slurm(os.environ)):
-            folder = Path(launch_config(os.environ).jobs or ".hpcray-jobs").expanduser().absolute() / "join-tokens"
-            self._token = str(folder / f"{session}.join-token")
+            self._token = join_token_path(session)
             end = self._raylet.run_info.end
             return JobNodeProvider(self._raylet.loop, session, self._token, end, os.environ, not fresh)
         self._token = os.path.join(self._raylet.context.session_dir, f"{session}.join-token")
@@ -167,8 +164,7 @@ class AutoscalerRunner:
         def opened(token: bytes, problem: str) -> None:
             try:
                 if not problem and not self._opened:
-                    os.makedirs(os.path.dirname(self._token), mode=0o700, exist_ok=True)
-                    write_private_file(self._token, token)
+                    write_join_token(self._token, token)
                     self._opened = True
             except OSError as error:
                 self._refused(launch, f"the join token cannot be written: {error}", False)

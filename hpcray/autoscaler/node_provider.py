@@ -22,6 +22,7 @@ from hpcray.platform.batch_systems import HELD_BY_USER, WILL_NOT_START, cancel_b
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.gpu_visibility import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.private_files import append_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.runtime.node.node_command import NODE_TYPE, batch_script, custom_resources, node_command
 from hpcray.runtime.node.options import INSTANCE
@@ -244,7 +245,7 @@ class LocalNodeProvider:
             self._started += 1
             name = f"{os.getpid()}-{self._started}"
             environ = {**self._environ, INSTANCE: name, NODE_TYPE: node_type.name}
-            with open(self._log(name), "ab") as log:
+            with os.fdopen(append_private_file(self._log(name)), "ab") as log:
                 child = subprocess.Popen(
                     line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ, start_new_session=True
                 )

@@ -31,6 +31,7 @@ from hpcray.cli.top import top
 from hpcray.cli.worker_output import print_worker_lines
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.launch_config import ExecutorName
+from hpcray.common.terminal_text import plain
 from hpcray.jobs.client_mode import client_mode_command
 from hpcray.jobs.submission import LOCAL, check_request, choose_executor, with_configured_place
 from hpcray.jobs.submission import submit as submit_job
@@ -38,6 +39,7 @@ from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
 from hpcray.platform.allocation import compress_nodes, read_allocation
 from hpcray.platform.batch_systems import SLURM
+from hpcray.platform.python_lines import module_line
 from hpcray.state.doctor import FAIL, NOTE, OK, WARN, DoctorFinding, DoctorRow, examine, merge, package_version
 from hpcray.state.doctor_step import examine_job, examine_nodes, judge_clocks
 from hpcray.state.reports import print_table
@@ -114,7 +116,7 @@ def _examine_allocation(require_rdma: bool) -> list[DoctorRow]:
     given = read_allocation()
     mpi = protocol(os.environ, has_mpich())
     slurm = SrunSite(given, os.environ, mpi, try_srun(mpi, os.environ))
-    command = [sys.executable, "-m", "hpcray.state.doctor_step"]
+    command = module_line("hpcray.state.doctor_step")
     command += ["--require-rdma"] if require_rdma else []
     command += ["--without-mpi"] if slurm.problem else []
     nodes = examine_nodes(compose_step(slurm, command), given.nodes)
@@ -137,9 +139,9 @@ def _print_findings(rows: list[DoctorRow], nodes: int) -> None:
             click.secho(topic, bold=True)
         mark, colour = _MARKS[finding.level]
         where = f"{compress_nodes(row.nodes)}: " if 0 < len(row.nodes) < nodes else ""
-        click.echo(f"  {click.style(f'{mark:<4}', fg=colour or None)} {finding.name:<18} {where}{finding.value}")
+        click.echo(f"  {click.style(f'{mark:<4}', fg=colour or None)} {finding.name:<18} {where}{plain(finding.value)}")
         if finding.hint:
-            click.echo(f"       {'':<18} hint: {finding.hint}")
+            click.echo(f"       {'':<18} hint: {plain(finding.hint)}")
     red = sum(row.finding.level == FAIL for row in rows)
     yellow = sum(row.finding.level == WARN for row in rows)
     click.echo(f"{red} red, {yellow} yellow")
@@ -283,7 +285,7 @@ def cancel(job_ids: tuple[str, ...], timeout: float, folder: str | None) -> None
             job.kill()
             wrong.append(f"{job.job_id} has not ended within {timeout:g} s of the request")
             continue
-        click.echo(f"{job.job_id} {job.state}")
+        click.echo(plain(f"{job.job_id} {job.state}"))
     if wrong:
         raise click.ClickException("\n".join(wrong))
 

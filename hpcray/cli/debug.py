@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from hpcray.cli.job_option import job, job_option
+from hpcray.common.terminal_text import plain
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.breakpoints import ENDED, GONE, PROMPT, RUNS, TAKEN, Breakpoint, BreakpointClient
 from hpcray.state.breakpoints import list_breakpoints as list_all
@@ -102,7 +103,7 @@ def _print_list(found: Sequence[Breakpoint], verbose: bool) -> None:
     print_table([*names, *ids], rows)
     for place, one in enumerate(found):
         if one.error:
-            click.echo(f"{place}: {one.error.strip().splitlines()[-1]}")
+            click.echo(plain(f"{place}: {one.error.strip().splitlines()[-1]}"))
 
 
 def _attach(process: CoreWorker, breakpoint_: Breakpoint) -> None:
@@ -187,13 +188,14 @@ class _Terminal:
             thread.join()
 
     def _print(self, text: str) -> None:
+        text = plain(text, lines=True)
         click.echo(text, nl=False)
         self._line = (self._line + text).rpartition("\n")[2]
 
     def _say(self, text: str) -> None:
         if self._line:
             click.echo()
-        click.echo(f"hpcray: {text}", err=True)
+        click.echo(plain(f"hpcray: {text}"), err=True)
 
 
 _TAKEN = "another terminal has taken this breakpoint"

@@ -12,6 +12,7 @@ import click
 
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on, slurm_jobs_meant
 from hpcray.common.exceptions import RayError
+from hpcray.common.terminal_text import plain_line
 from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.platform.config_files import ConfigFileError, file_settings
 from hpcray.platform.host_addresses import parse_cluster_address
@@ -38,7 +39,7 @@ def errors_as_messages(*kinds: type[Exception]) -> Iterator[None]:
     except BrokenPipeError:  # a ConnectionError, but of `hpcray ... | head`: click ends the command without a word
         raise
     except kinds as error:
-        raise click.ClickException(str(error)) from None
+        raise click.ClickException(plain_line(error)) from None
 
 
 def check_configuration() -> None:
@@ -121,7 +122,7 @@ def _command_module() -> str:
 
 
 def _end_without_guess(text: str) -> NoReturn:
-    click.echo(f"hpcray: {text}", err=True)
+    click.echo(plain_line(f"hpcray: {text}"), err=True)
     sys.exit(_NO_GUESS)
 
 

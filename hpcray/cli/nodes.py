@@ -12,9 +12,8 @@ from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_o
 from hpcray.common.exceptions import StartupError, SubmitError
 from hpcray.common.launch_config import ExecutorName
 from hpcray.jobs.added_nodes import idle_nodes, remove_nodes, scale
-from hpcray.platform.private_files import write_private_file
 from hpcray.platform.running_jobs import find_running_job
-from hpcray.runtime.node.join_token import request_join_token
+from hpcray.runtime.node.join_token import request_join_token, write_join_token
 from hpcray.runtime.node.node_command import node_command
 
 _ERRORS = (ConnectionError, StartupError, SubmitError, ValueError)
@@ -34,7 +33,7 @@ def join(job: str, options: tuple[str, ...]) -> None:
         if not os.path.isfile(job):
             where = find_running_job(job)
             token = os.path.join(where, "join-token")
-            write_private_file(token, request_join_token(where))
+            write_join_token(token, request_join_token(where))
     sys.stdout.flush()
     os.execv(sys.executable, [*node_command(token), *options])
 

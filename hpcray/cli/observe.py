@@ -17,6 +17,7 @@ import click
 from hpcray.api import runtime_context
 from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.cli.top_cells import headline
+from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics import metrics_endpoint as node_metrics
 from hpcray.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
@@ -64,7 +65,7 @@ def _print_json(value: Any) -> None:
 
 def _print_lines(lines: Iterable[str]) -> None:
     for line in lines:
-        click.echo(line)
+        click.echo(plain_line(line))
 
 
 @click.command()
@@ -99,7 +100,7 @@ def status(address: str, as_json: bool) -> None:
         if not name.startswith("node:"):
             amounts = (free.get(name, 0), total[name])
             left, whole = map(format_size, map(int, amounts)) if "memory" in name else (f"{one:.4g}" for one in amounts)
-            click.echo(f"{name}: {left} of {whole} free")
+            click.echo(f"{plain(name)}: {left} of {whole} free")
     _print_lines(show_demand(now, groups))
     _print_lines(show_actors(actors))
     _print_lines(show_autoscaler(now))
@@ -180,7 +181,7 @@ def _show_growth(address: str, seconds: float, limit: int, timeout: float, as_js
         click.echo(f"{'' if rows else 'nothing has changed: '}{total} now")
     partial = [f"{name} owns more objects than were counted" for name in after.partial]
     if problems := [*partial, *(f"{name} did not answer" for name in after.missing)]:
-        click.echo(f"not complete: {'; '.join(problems)}", err=True)
+        click.echo(plain(f"not complete: {'; '.join(problems)}"), err=True)
         sys.exit(1)
 
 
@@ -214,7 +215,7 @@ def metrics(address: str, openmetrics: bool, serve: bool, textfile: Path | None,
             accept = node_metrics.OPENMETRICS if openmetrics else ""
             text = node_metrics.read_metrics(path, accept)
             text = text or node_metrics.metrics_text(own_metrics(process), common_labels(process), accept)[0]
-        click.echo(text, nl=False)
+        click.echo(plain(text, lines=True) if sys.stdout.isatty() else text, nl=False)
     except OSError as error:
         raise click.ClickException(f"the metrics of {path} cannot be read: {error}") from None
 
@@ -407,7 +408,7 @@ def dump(file: Path, address: str, timeout: float) -> None:
         inputs = sum(len(record.inputs) for record in found)
         click.echo(f"{file}: {len(found)} cores, {inputs} inputs")
     for text in missing:
-        click.echo(text, err=True)
+        click.echo(plain(text), err=True)
     if missing:
         sys.exit(1)
 
@@ -445,7 +446,7 @@ def _parse_filter(text: str, nodes: Mapping[str, str]) -> Filter:
 
 def _report_missing(state: StateAggregator) -> None:
     if state.missing:
-        click.echo(f"not complete: {'; '.join(state.missing)}", err=True)
+        click.echo(plain(f"not complete: {'; '.join(state.missing)}"), err=True)
         sys.exit(1)
 
 

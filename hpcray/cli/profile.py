@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 import click
 
 from hpcray.cli.job_option import errors_as_messages, job, job_option
+from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.cluster_query import show_kernel
 from hpcray.state.profile import (
@@ -98,7 +99,7 @@ def _print(found: JobProfile, rows: int) -> None:
         if one.problem:
             _print_problem(one)
     for text in found.missing:
-        click.echo(f"not included: {text}")
+        click.echo(plain(f"not included: {text}"))
     for text in limits(found) if found.answered else ():
         print_text(f"note: {text}", "dim")
 
@@ -144,9 +145,9 @@ def _print_memory(found: JobProfile, rows: int) -> None:
 
 def _print_problem(one: ProcessProfile) -> None:
     said = f"; the kernel says: {show_kernel(one.kernel)}" if one.kernel else ""
-    click.echo(f"{one.title}: {one.problem}{said}")
+    click.echo(plain(f"{one.title}: {one.problem}{said}"))
     for line in one.kernel.get("stacks", "").splitlines()[:_SILENT_LINES]:
-        click.echo(f"  {line}")
+        click.echo(plain(f"  {line}"))
 
 
 def _at(one: FunctionTime) -> str:

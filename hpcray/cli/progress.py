@@ -14,6 +14,7 @@ import click
 
 from hpcray.cli.job_option import job, job_option
 from hpcray.common.exceptions import RayError
+from hpcray.common.terminal_text import plain
 from hpcray.platform.session_directory import read_session
 from hpcray.platform.status_line import StatusLine, terminal_size
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -65,7 +66,7 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
         job_ends.set()
         ended.set()
 
-    process.on_exit = end
+    process.exit_listeners.append(end)
     shown = text = ""
     running = True
     samples_left = _LAST_SAMPLES
@@ -116,7 +117,7 @@ def progress_text(use: JobUse, seconds: float, width: int | None) -> str:
     text = f"{format_duration(seconds)}{left}: {', '.join(parts)}"
     order = sorted(use.functions, key=lambda one: (-one.running, -one.queued, -one.total))
     for one in order[:_MOST_FUNCTIONS]:
-        part = f"{one.name} {one.ended - one.failed}/{one.ended + one.running + one.queued}"
+        part = f"{plain(one.name)} {one.ended - one.failed}/{one.ended + one.running + one.queued}"
         part += f", {one.failed} failed" if one.failed else ""
         if width is not None and len(text) + len(part) + 3 > width:
             break

@@ -36,6 +36,21 @@ _MISSING = {
     "monitor": "hint: ray status",
     "kill-actor": "hint: ray.kill(ray.get_actor(name, namespace)) in a program",
     "metrics": "hint: hpcray metrics",
+    "check-open-ports": "no service of a cluster listens; hint: docs/security.md, Ports",
+    "cluster-dump": "hint: ray logs, hpcray dump",
+    "local-dump": "hint: ray logs, hpcray dump",
+    "cpp": "there is no C++ API",
+    "drain-node": "hint: hpcray nodes remove",
+    "enable-usage-stats": "hpcray collects none",
+    "get-auth-token": "processes of a cluster need none; hint: hpcray dashboard --ray-api says where its own is",
+    "get-head-ip": "it asks a cluster in a cloud; hint: ray list nodes",
+    "get-worker-ips": "it asks a cluster in a cloud; hint: ray list nodes",
+    "global-gc": "hint: hpcray memory; gc.collect() in a program",
+    "kill-random-node": "hint: scancel --signal=KILL JOB.STEP",
+    "kuberay-autoscaler": "hint: hpcray-launch --max-nodes",
+    "microbenchmark": "hint: python benchmarks/micro.py in a copy of the repository",
+    "sanity-check": "hint: hpcray doctor",
+    "serve": "hint: hpcray serve",
 }
 
 
@@ -73,6 +88,12 @@ def timeline(file: str | None, address: str) -> None:
     """Write the tasks of each worker over time to a file, in Chrome's trace format."""
     name = file or time.strftime("ray-timeline-%Y-%m-%d_%H-%M-%S.json")
     click.get_current_context().invoke(observe.timeline_, file=name, address=address)
+
+
+@click.command("disable-usage-stats", hidden=True)
+def disable_usage_stats() -> None:
+    """Accept the wish: hpcray collects no usage statistics. Scripts call this before `ray start`."""
+    click.echo("Usage stats disabled for future clusters: hpcray collects none.")
 
 
 class _LogsGroup(click.Group):
@@ -157,6 +178,7 @@ for _command in (
     job,
     status,
     health_check,
+    disable_usage_stats,
     observe.memory,
     observe.stack,
     observe.list_,

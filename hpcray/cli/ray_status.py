@@ -10,6 +10,7 @@ import click
 from hpcray.cli.job_option import enter_job, errors_as_messages, session_directory
 from hpcray.cli.slurm_entry import ENTERED
 from hpcray.common.exceptions import RayError
+from hpcray.common.terminal_text import plain
 from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.platform.host_addresses import parse_cluster_address
 from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
@@ -44,7 +45,7 @@ def status(address: str | None, verbose: bool) -> None:
     path = _cluster(address)
     with errors_as_messages(ConnectionError, ValueError, RayError), connected(path) as process:
         text = show_status(cluster_status(process), verbose)
-    click.echo(text)
+    click.echo(plain(text, lines=True))
 
 
 @click.command("health-check", hidden=True)

@@ -17,11 +17,13 @@ from typing import NoReturn
 
 import click
 
+from hpcray.common.terminal_text import plain
 from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.host_addresses import addresses_of, parse_cluster_address
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import die_with_parent
+from hpcray.platform.python_lines import code_line, module_line
 
 ENTERED = "HPCRAY_ENTERED_JOB"
 """Variable that is set where `enter_slurm_job` has brought a command."""
@@ -34,7 +36,7 @@ _MOST_ASKED = 16  # jobs that are asked whether they run hpcray
 _STARTED = b"\x1e"  # on standard error: the step has started
 _CHUNK = 1 << 16  # bytes
 _ANNOUNCE = 'printf "\\036" >&2; exec "$@"'
-_FIND = "import sys; from hpcray.platform.running_jobs import {0}, {1}\ntry: find_running_job(sys.argv[1])\n"
+_FIND = "from hpcray.platform.running_jobs import {0}, {1}\ntry: find_running_job(sys.argv[1])\n"
 _FIND = _FIND.format("SeveralRunningJobsError", "find_running_job") + "except SeveralRunningJobsError: pass"
 
 
@@ -110,8 +112,8 @@ def enter_slurm_job(
     if shutil.which("srun") is None:
         raise click.ClickException(f"job {job_id}: there is no srun on this machine")
     if found is not None:
-        click.echo(f"hpcray: job {job_id} ({found.name}, {found.node_list}), through srun --overlap", err=True)
-    command = [sys.executable, "-m", module, *words]
+        click.echo(f"hpcray: job {job_id} ({plain(found.name)}, {found.node_list}), through srun --overlap", err=True)
+    command = module_line(module, *words)
     environ = _environment(job_id)
     if sys.stdin.isatty() and sys.stdout.isatty():
         os.execvpe("srun", [*_step(job_id, host), f"--immediate={START_TIMEOUT:.0f}", "--pty", *command], environ)
@@ -132,7 +134,7 @@ def _step(job_id: str, host: str = "") -> list[str]:
 
 def _runs_session(name: str, job: ActiveJob) -> bool:
     """Return True if the first node of the job runs a node of hpcray, and of this session unless `name` is "auto"."""
-    line = [*_step(job.job_id), sys.executable, "-c", _FIND, name]
+    line = [*_step(job.job_id), *code_line(_FIND, name)]
     null = subprocess.DEVNULL
     try:
         return not subprocess.run(

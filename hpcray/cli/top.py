@@ -13,6 +13,7 @@ import click
 
 from hpcray.cli import top_cells
 from hpcray.cli.job_option import job, job_option
+from hpcray.common.terminal_text import plain
 from hpcray.state.job_view import LiveJob
 from hpcray.state.overview import JobUse
 from hpcray.state.reports import print_table
@@ -53,7 +54,7 @@ def _print(use: JobUse) -> None:
     head = top_cells.headline(use)
     if sys.stdout.isatty():
         head.truncate(shutil.get_terminal_size().columns, overflow="ellipsis")
-    click.echo(head.plain)
+    click.echo(plain(head.plain))
     names = [name for name, _ in top_cells.node_columns(_PLAIN_WIDTH)]
     print_table(names, [[f"node {one.index}", *top_cells.node_cells(one, _PLAIN_WIDTH)[1:]] for one in use.nodes])
     whole = sum(one.total for one in use.functions)

@@ -17,6 +17,7 @@ from textual.widgets import DataTable, Footer, Label, Static
 from textual.worker import get_current_worker
 
 from hpcray.cli import top_cells
+from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
 from hpcray.state.job_view import JobSource
 from hpcray.state.overview import FunctionUse, JobUse
@@ -452,4 +453,4 @@ def function_lines(one: FunctionUse) -> list[str]:
 def _plain(text: str, style: str = "") -> Any:
     from rich.text import Text
 
-    return Text(text, style)
+    return Text(plain(text, lines=True), style)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from hpcray.common.figures import lower_bound
+from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
 from hpcray.state.overview import FunctionUse, JobUse, NodeUse
 from hpcray.state.reports import format_duration
@@ -116,7 +117,7 @@ def headline(use: JobUse) -> Text:
     parts += [time.strftime("%H:%M:%S", time.localtime(use.time))]
     parts += [f"{format_duration(use.left)} left"] if use.left is not None else []
     parts += [f"node {one.index} is slow ({one.slowness:.2g}x)" for one in alive if is_slow(one)]
-    return Text.assemble((use.job_id, "bold"), "  ", "  ".join(parts), "  ", (use.program, "dim"))
+    return Text.assemble((plain(use.job_id), "bold"), "  ", "  ".join(parts), "  ", (plain(use.program), "dim"))
 
 
 def short_size(size: float) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Collection
 import click
 
 from hpcray.cli.job_option import job
+from hpcray.common.terminal_text import plain
 from hpcray.state.worker_lines import LineFilter, WorkerLines
 
 _TIMEOUT = 10.0  # seconds
@@ -31,7 +32,7 @@ def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes:
         try:
             for line in lines.follow(wanted) if follow else lines.read(wanted):
                 found = True
-                who = f"{line.who} " if line.who else ""
+                who = f"{plain(line.who)} " if line.who else ""
                 prefix = click.style(f"({who}pid={line.pid}, node {line.node})", fg="cyan")
                 click.echo(f"{prefix} {line.text}", err=line.error)
         except KeyboardInterrupt:

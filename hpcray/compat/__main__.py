@@ -20,11 +20,12 @@ from collections.abc import Sequence
 
 from hpcray.common.ray_version import STANDIN
 from hpcray.compat import libraries
+from hpcray.platform.python_lines import module_line
 
 _PTH = "hpcray-ray.pth"
 _COMMAND = """\
 #!/bin/sh
-exec {python} -m hpcray.cli.ray "$@"
+exec {line} "$@"
 """
 
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         with open(path, "w", encoding="utf-8") as file:
             file.write(STANDIN + "\n")
         with open(command, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o755)) as file:
-            file.write(_COMMAND.format(python=shlex.quote(sys.executable)))
+            file.write(_COMMAND.format(line=shlex.join(module_line("hpcray.cli.ray"))))
         print(f"hpcray: import ray is hpcray now; {path}, {command}")
     elif list(argv) == ["uninstall"]:
         if not os.path.exists(path):

@@ -28,11 +28,11 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.launch.launch_line import find_mpirun
 from hpcray.platform.config_files import node_config
-from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.platform.python_lines import module_line
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import current
-from hpcray.runtime.node.join_token import request_join_token
+from hpcray.runtime.node.join_token import request_join_token, write_join_token
 from hpcray.runtime.node.options import NODE_ID, NODE_ID_BYTES, NODE_NAME
 
 cluster_not_supported = False
@@ -170,9 +170,9 @@ class Cluster:
         """Start a node that joins the running job."""
         path = os.path.join(self._directory, _TOKEN)
         if not os.path.exists(path):
-            write_private_file(path, request_join_token(self._address))
+            write_join_token(path, request_join_token(self._address))
         environ = _environ([known._options for known in [*self._nodes, node]])
-        line = [sys.executable, "-m", "hpcray", *_options(node._options), "--join", path]
+        line = module_line("hpcray", *_options(node._options), "--join", path)
         node._process = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, env={**environ, **_identity(node)}, start_new_session=True
         )
@@ -377,7 +377,7 @@ def _line(mpirun: str, nodes: list[ClusterNode], directory: str) -> list[str]:
         row = node._options
         line += [":"] if index else []
         line += ["-n", "1", "env", *(f"{name}={value}" for name, value in _identity(node).items())]
-        line += [sys.executable, "-m", "hpcray", *_options(row)]
+        line += module_line("hpcray", *_options(row))
         line += ["-m", "hpcray.compat.cluster_utils", directory]
     return line
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.compat.finder import DEFAULT_LIBRARIES, LENT, wheel_version
+from hpcray.platform.python_lines import module_line
 
 _REQUIREMENT = f"ray=={RAY_VERSION}"
 _NOT_LENT = (".so", ".jar", ".pxd", ".dll", ".pyd", ".exe")
@@ -75,7 +76,7 @@ def _is_installed(target: Path) -> bool:
 
 def _download(directory: Path) -> Path:
     """Have pip download the wheel. Returns the file."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--no-deps"]
+    command = module_line("pip", "--disable-pip-version-check", "download", "--no-deps")
     command += ["--only-binary=:all:", "--quiet", "--dest", str(directory), _REQUIREMENT]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     wheels = list(directory.glob("ray-*.whl"))

@@ -13,6 +13,7 @@ files nor socket.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -23,6 +24,7 @@ from http.server import BaseHTTPRequestHandler
 from itertools import accumulate
 from typing import Any
 
+from hpcray.platform.private_files import PrivateDirectory, make_private_directory, open_private_file, read_private_file
 from hpcray.platform.sockets import connect_private, is_same_user
 
 METRICS_DIRECTORY = "metrics"
@@ -51,12 +53,10 @@ def write_metrics(session_dir: str, name: str, pid: int, rows: list[MetricRow]) 
         OSError: the session has ended, or the disk is full.
     """
     directory = os.path.join(session_dir, METRICS_DIRECTORY)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(directory, 0o700)
-    path = os.path.join(directory, name + ".json")
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump({"pid": pid, "rows": rows}, file)
-    os.replace(path + ".new", path)
+    if not os.path.isdir(session_dir):  # it is not made again: the session has ended
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), session_dir)
+    with PrivateDirectory.open(directory) as metrics:
+        metrics.write(name + ".json", json.dumps({"pid": pid, "rows": rows}).encode())
 
 
 def collect_metrics(session_dir: str) -> list[tuple[str, MetricRow]]:
@@ -70,8 +70,7 @@ def collect_metrics(session_dir: str) -> list[tuple[str, MetricRow]]:
     for name in sorted(os.listdir(directory)):
         if not name.endswith(".json"):
             continue
-        with open(os.path.join(directory, name), encoding="utf-8") as file:
-            content = json.load(file)
+        content = json.loads(read_private_file(os.path.join(directory, name)))
         alive = name == _GONE or os.path.exists(f"/proc/{content['pid']}")
         rows = content["rows"] if alive else [row for row in content["rows"] if row["kind"] != GAUGE]
         found += [(name.removesuffix(".json"), row) for row in rows]
@@ -200,10 +199,9 @@ class MetricsEndpoint:
             return True
         directory = os.path.join(self._session_dir, METRICS_DIRECTORY)
         if make:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(directory, 0o700)
+            make_private_directory(directory)
         try:
-            fd = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_private_file(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return False
         try:

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 _VERSION = "4"
 """The version of Ray's job API."""
+_LONGEST_ID = 200  # bytes
 _TIMEOUT = 30.0  # seconds that a process may take to answer
 _STOP_TIMEOUT = 10.0  # seconds
 _TAIL_INTERVAL = 0.25  # seconds between looks at a log
@@ -313,6 +314,9 @@ def _checked_env(given: dict[str, Any]) -> RuntimeEnv:
 
 def _submit(process: CoreWorker, request: JobSubmitRequest, env: RuntimeEnv, packages: _Packages) -> str:
     ident, table = request.submission_id or "", JobTable(process)
+    if "/" in ident or not ident.isprintable() or len(ident.encode()) > _LONGEST_ID:
+        what = f"at most {_LONGEST_ID} bytes, no slash and no control character: it is part of the name of a file"
+        _refuse(400, f"{ident!r} is no submission_id; hint: {what}")
     shown = env.to_dict()
     fields = asdict(request)
     for name in ("submission_id", "entrypoint_label_selector"):

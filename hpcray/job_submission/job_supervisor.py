@@ -26,6 +26,7 @@ from hpcray.common.submitted_jobs import (
 from hpcray.job_submission.entrypoint import Entrypoint
 from hpcray.platform.gpu_visibility import gpu_visibility_state
 from hpcray.platform.numa_binding import OMP_NUM_THREADS
+from hpcray.platform.private_files import append_private_file, make_private_directory, open_private_file
 from hpcray.platform.session_directory import ADDRESS
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import DEFAULT_SETUP_TIMEOUT
@@ -89,9 +90,9 @@ class JobSupervisor:
             self._fail(late, JobErrorType.JOB_SUPERVISOR_ACTOR_START_TIMEOUT)
             return
         directory = logs_directory(self._process.session_dir)
-        os.makedirs(directory, 0o700, exist_ok=True)
+        make_private_directory(directory)
         path = os.path.join(directory, JOB_LOGS_PATH_TEMPLATE.format(submission_id=self._submission_id))
-        with open(path, "ab", buffering=0, opener=_private) as log:
+        with os.fdopen(append_private_file(path), "ab", buffering=0) as log:
             now = time.time()
             stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"
             log.write(f"{stamp}\tINFO {os.path.basename(__file__)} -- Runtime env is setting up.\n".encode())
@@ -192,13 +193,9 @@ def _stop(submission_id: str, entrypoint: Entrypoint) -> None:
         print(f"job {submission_id} did not end within {patience:g} s of {name}, and was killed", file=sys.stderr)
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_CLOEXEC, 0o600)
-
-
 def _tail(path: str) -> str:
     """The last lines of a file, and of these the last characters."""
-    with open(path, "rb") as file:
+    with os.fdopen(open_private_file(path), "rb") as file:
         end = file.seek(0, os.SEEK_END)
         # A character has four bytes at most.
         file.seek(max(0, end - 4 * _LAST_CHARACTERS))

@@ -20,6 +20,8 @@ from typing import Any
 
 import cloudpickle
 
+from hpcray.platform.private_files import read_private_file, write_private_file
+
 CALL, DRIVER, OUTCOME, CHECKPOINT, CANCELLED = ("call.pkl", "driver.json", "outcome.pkl", "checkpoint.pkl", "cancelled")
 VALUE, ERROR, EXIT, LOST = "value", "error", "exit", "lost"
 
@@ -76,11 +78,7 @@ class JobOutcome:
 
 def write_pickle(path: Path, value: Any) -> None:
     """Write a file atomically, readable by this user only."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(fd, "wb") as file:
-        cloudpickle.dump(value, file)
-    os.replace(temporary, path)
+    write_private_file(str(path), cloudpickle.dumps(value))
 
 
 def read_pickle(path: Path) -> Any:
@@ -88,6 +86,6 @@ def read_pickle(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: there is no such file.
+        UntrustedPathError: another user could have written it.
     """
-    with open(path, "rb") as file:
-        return pickle.load(file)
+    return pickle.loads(read_private_file(str(path)))

@@ -6,11 +6,9 @@ import math
 import os
 import shlex
 import subprocess
-import sys
 import time as clock
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,19 +27,24 @@ from hpcray.jobs.submission import (
     with_configured_place,
     without_outer_job,
 )
-from hpcray.jobs.submitted_job import default_folder
 from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
-from hpcray.platform.private_files import write_private_file
+from hpcray.platform.private_files import CLOSED, append_private_file, read_private_file
+from hpcray.platform.python_lines import module_line
 from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
-from hpcray.runtime.node.join_token import REQUEST, ask_head, request_join_token
+from hpcray.runtime.node.join_token import (
+    REQUEST,
+    ask_head,
+    join_token_path,
+    request_join_token,
+    write_join_token,
+)
 from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name, batch_script, node_command
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0
 _POLL = 0.1
-_TOKENS = "join-tokens"
 _LOG_LINES = 10
 JOIN_TIME_FACTOR = 3.0
 """Nodes of a batch job that runs have so many times `Config.start_timeout` to join: ranks start, MPI begins, and each
@@ -170,17 +173,16 @@ def _write_join_token(where: str, other_hosts: bool) -> str:
     """Write the job's join token where the new nodes can read it. With other hosts: where jobs are kept, on a file
     system that all nodes share."""
     session = read_session(where).session
-    folder = default_folder() / _TOKENS if other_hosts else Path(where)
-    folder.mkdir(0o700, parents=True, exist_ok=True)
-    path = str(folder / f"{session}.join-token")
-    write_private_file(path, request_join_token(where, other_hosts, path if other_hosts else ""))
+    path = join_token_path(session) if other_hosts else os.path.join(where, f"{session}.join-token")
+    token = request_join_token(where, other_hosts, path if other_hosts else "")
+    write_join_token(path, token)
     return path
 
 
 def _start_here(request: JobRequest, token: str) -> list[str]:
     """Start nodes on this machine. What they print is in the head's session directory; it ends with the job."""
     line = node_command(token, request.cpus_per_node, request.gpus_per_node)
-    with without_outer_job(), open(f"{token}.out", "ab") as log:
+    with without_outer_job(), os.fdopen(append_private_file(f"{token}.out"), "ab") as log:
         for _ in range(request.nodes):
             child = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
             _started_here.append(child)
@@ -243,7 +245,7 @@ def _wait_for_nodes(where: str, count: int, check: Callable[[int], None]) -> Non
 
 def _start_timeout(token: str) -> float:
     """Seconds in which the job's nodes have to be up."""
-    settings = msgspec.json.decode(Path(token).read_bytes()).get("settings", {})
+    settings = msgspec.json.decode(read_private_file(token, CLOSED)).get("settings", {})
     return float(settings.get("start_timeout", Config.start_timeout))
 
 
@@ -287,7 +289,7 @@ def _note_batch_job(where: str, kind: str, job_id: str) -> None:
 
 def _node_script(request: JobRequest, token: str) -> str:
     """The batch script of nodes that join, for PBS and Flux: one process, or the MPI world of several."""
-    several = [sys.executable, "-m", "hpcray.cli.launch", "--join", token]
+    several = module_line("hpcray.cli.launch", "--join", token)
     return f"#!/bin/sh\nexec {shlex.join(several if request.nodes > 1 else node_command(token))}\n"
 
 

@@ -13,6 +13,7 @@ import traceback
 from pathlib import Path
 
 from hpcray.jobs import read_pickle, write_pickle
+from hpcray.platform.private_files import append_private_file
 
 STEM = "batch"
 """Name of the job in the names of its files."""
@@ -24,7 +25,7 @@ SCRIPT_OUTPUT = "script.out"
 def main(folder: Path) -> int:
     """Run the job. Returns its exit code."""
     for fd, stream in ((1, "out"), (2, "err")):
-        log = os.open(folder / f"{STEM}_0_log.{stream}", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = append_private_file(str(folder / f"{STEM}_0_log.{stream}"))
         os.dup2(log, fd)
         os.close(log)
     os.environ["SUBMITIT_FOLDER"] = str(folder)

@@ -43,7 +43,9 @@ from hpcray.jobs import (
     slurm_queue,
     write_pickle,
 )
+from hpcray.platform.private_files import read_private_file, write_private_file
 from hpcray.platform.process_tree import ProcessIdentity, die_with_parent
+from hpcray.platform.python_lines import module_line
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.node.options import NodeOptions
 
@@ -99,7 +101,7 @@ class BatchLaunch:
 
     def line(self, folder: Path) -> list[str]:
         """The hpcray-launch line."""
-        line = [sys.executable, "-m", "hpcray.cli.launch", "-n", str(self.nodes), *(["--srun"] if self.slurm else [])]
+        line = module_line("hpcray.cli.launch", "-n", str(self.nodes), *(["--srun"] if self.slurm else []))
         driver = [] if self.call is None else ["-m", "hpcray.jobs.batch_launch", str(folder)]
         return [*line, *self.node.to_argv(), *driver]
 
@@ -209,7 +211,7 @@ class _BatchRun:
     def _ask_driver_for_checkpoint(self) -> bool:
         """Signal the driver to write a checkpoint; False where no driver on this host can write one."""
         try:
-            driver = json.loads((self._folder / DRIVER).read_text())
+            driver = json.loads(read_private_file(str(self._folder / DRIVER)))
         except (OSError, ValueError):
             return False
         if driver["host"] != socket.gethostname() or ProcessIdentity.of(driver["pid"]) is None:
@@ -303,8 +305,8 @@ def _offer_checkpoint(
         raise _CheckpointTaken
 
     signal.signal(TIME_IS_UP, take)
-    with open(folder / DRIVER, "w") as file:
-        json.dump({"pid": os.getpid(), "host": socket.gethostname()}, file)
+    known = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
+    write_private_file(str(folder / DRIVER), known.encode())
 
 
 if __name__ == "__main__":

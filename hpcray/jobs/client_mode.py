@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 from collections.abc import Sequence
 
 from hpcray.jobs.submission import JobRequest
+from hpcray.platform.python_lines import module_line
 
 _TYPE = "worker"
 
@@ -34,6 +34,6 @@ def client_mode_command(words: Sequence[str], request: JobRequest, kind: str) ->
         "node_config": {name: value for name, value in options.items() if value is not None},
     }
     count = str(request.nodes + 1)
-    line = [sys.executable, "-m", "hpcray", "--num-cpus", "0", "--num-gpus", "0", "--min-nodes", count]
+    line = module_line("hpcray", "--num-cpus", "0", "--num-gpus", "0", "--min-nodes", count)
     line += ["--max-nodes", count, "--node-types", json.dumps({_TYPE: node_type}), *words]
     return line, {**os.environ, **request.env, "HPCRAY_NODE_PROVIDER": kind}

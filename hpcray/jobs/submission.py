@@ -24,11 +24,12 @@ from hpcray.jobs import PickledCall, write_pickle
 from hpcray.jobs.batch_job import LAUNCH, SCRIPT_OUTPUT
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
 from hpcray.jobs.batch_queue import submit_batch
-from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, default_folder, make_folder
+from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, jobs_folder, make_folder
 from hpcray.platform.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
 
 Time = str | int | float | timedelta
@@ -37,6 +38,7 @@ _TIME_HINT = "hint: minutes, 'hours:minutes:seconds', 'days-hours:minutes' as in
 _LONGEST_NOTICE = 60  # seconds
 _REQUEUES = 3  # of requeue=True
 LOCAL = "local"
+_SUBMITIT = "submitit.core._submit"
 _NO_TIME_LIMIT = 60 * 24 * 3650  # minutes; submitit needs a number
 _environ_lock = threading.Lock()
 # Running local jobs of this process. They may outlive it; the list keeps Popen from warning of that.
@@ -111,7 +113,6 @@ def submit(
         import_submitit()
     elif request.requeues:
         raise SubmitError(f"requeue needs Slurm, and this job would run in {kind}; hint: leave it out")
-    base = Path(folder) if folder is not None else default_folder()
     gpus = request.gpus_per_node if kind == LOCAL else None
     launch = BatchLaunch(
         nodes=request.nodes,
@@ -122,7 +123,7 @@ def submit(
         time=request.time if kind != SLURM else None,
         env=request.env,
     )
-    return _start(launch, request, kind, make_folder(base.expanduser().absolute(), request.name))
+    return _start(launch, request, kind, make_folder(jobs_folder(folder), request.name))
 
 
 def _start(launch: BatchLaunch, request: JobRequest, kind: str, own: Path) -> SubmittedJob[Any]:
@@ -370,7 +371,7 @@ def batch_request(request: JobRequest, output: str) -> BatchRequest:
 
 
 def _batch_script(folder: Path) -> str:
-    command = f"{_python()} -m hpcray.jobs.batch_job {shlex.quote(str(folder))}"
+    command = _python_line("hpcray.jobs.batch_job", folder)
     return f"#!/bin/sh\ncd {shlex.quote(os.getcwd())} || exit 1\nexec {command}\n"
 
 
@@ -390,13 +391,18 @@ def _slurm(submitit: Any, request: JobRequest, folder: Path) -> Any:
     class SiteExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         """submitit's executor always sets a time limit; this one leaves the site's default in force."""
 
+        @property
+        def _submitit_command_str(self) -> str:
+            # The batch script's own shell becomes the process, see below.
+            return "exec " + _python_line(_SUBMITIT, folder)
+
         def _make_submission_file_text(self, command: str, uid: str) -> str:
             text = str(super()._make_submission_file_text(command, uid))
             return text.replace(f"#SBATCH --time={_NO_TIME_LIMIT}\n", "")
 
     # Not under srun: the batch script's own shell becomes submitit's process (exec), so that it gets the signal that
     # announces the end ("B:"), while the job's step belongs to hpcray-launch alone.
-    executor = SiteExecutor(folder, max_num_timeout=request.requeues, python=f"exec {_python()}")
+    executor = SiteExecutor(folder, max_num_timeout=request.requeues)
     options: dict[str, Any] = {
         "job_name": request.name,
         "nodes": request.nodes,
@@ -422,6 +428,10 @@ def _local(submitit: Any, request: JobRequest, folder: Path) -> Any:
     class DetachedExecutor(submitit.LocalExecutor):  # type: ignore[misc]
         """Runs the job apart from this process's terminal, pipes and Ctrl-C, unlike submitit's executor."""
 
+        @property
+        def _submitit_command_str(self) -> str:
+            return _python_line(_SUBMITIT, folder)
+
         def _submit_command(self, command: str) -> Any:
             environ = {
                 **os.environ,
@@ -436,7 +446,7 @@ def _local(submitit: Any, request: JobRequest, folder: Path) -> Any:
                 "SUBMITIT_LOCAL_WITH_SHELL": "",
             }
             process = subprocess.Popen(
-                [sys.executable, "-m", "submitit.local._local", str(self.folder)],
+                module_line("submitit.local._local", str(self.folder)),
                 env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -446,18 +456,19 @@ def _local(submitit: Any, request: JobRequest, folder: Path) -> Any:
             _controllers[:] = [*(known for known in _controllers if known.poll() is None), process]
             return submitit.LocalJob(self.folder, str(process.pid), tasks=[0], process=process)
 
-    executor = DetachedExecutor(folder, max_num_timeout=request.requeues, python=_python())
+    executor = DetachedExecutor(folder, max_num_timeout=request.requeues)
     minutes = _NO_TIME_LIMIT if request.time is None else request.time / 60
     executor.update_parameters(timeout_min=minutes, signal_delay_s=request.notice, tasks_per_node=1)
     return executor
 
 
-def _python() -> str:
-    """The interpreter's command line: it finds this hpcray also where none is installed, and keeps submitit silent."""
+def _python_line(module: str, folder: Path) -> str:
+    """The shell's words that run a module with a folder: they find this hpcray also where none is installed, search no
+    working directory, and keep submitit silent."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     found = [] if root.startswith(sys.prefix + os.sep) else [f"PYTHONPATH={path}"]
-    return shlex.join(["env", "SUBMITIT_LOG_LEVEL=CRITICAL", *found, sys.executable])
+    return shlex.join(["env", "SUBMITIT_LOG_LEVEL=CRITICAL", *found, *module_line(module, str(folder))])
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import os
 import pickle
 import re
 import signal
-import stat
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -24,11 +24,20 @@ from typing import Any, Generic, TypeVar
 
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.task_errors import RayTaskError
-from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, slurm_queue
+from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, read_pickle, slurm_queue
 from hpcray.jobs.batch_job import SCRIPT_OUTPUT, STEM
 from hpcray.jobs.batch_queue import cancel_batch, query_batch
 from hpcray.platform.batch_systems import FLUX, PBS
 from hpcray.platform.config_files import launch_config
+from hpcray.platform.private_files import (
+    CLOSED,
+    OTHERS,
+    PrivateDirectory,
+    UntrustedPathError,
+    read_private_file,
+    state_place,
+    write_private_file,
+)
 from hpcray.platform.process_tree import ProcessIdentity
 
 T = TypeVar("T")
@@ -41,6 +50,7 @@ _REQUEUE_TIME = 2 * slurm_queue.CACHE_TIME
 _OWN_REQUEUE_TIME = 30.0
 # Seconds until a file is visible here that another node wrote to a shared file system, or a process of this host.
 _SHARED_FILE_DELAY, _LOCAL_FILE_DELAY = 15.0, 0.5
+_told: set[str] = set()
 _TAIL = 2000  # characters of standard error in a message
 
 
@@ -70,15 +80,13 @@ class JobRecord:
 
     def write(self, folder: Path) -> None:
         """Write the record to the job's folder."""
-        temporary = folder / f"{_RECORD}.new"
-        temporary.write_text(json.dumps(asdict(self), indent=1))
-        os.replace(temporary, folder / _RECORD)
+        write_private_file(str(folder / _RECORD), json.dumps(asdict(self), indent=1).encode())
 
     @classmethod
     def read(cls, folder: Path) -> JobRecord | None:
         """The record of the job in `folder`; None where there is none."""
         try:
-            fields = json.loads((folder / _RECORD).read_text())
+            fields = json.loads(read_private_file(str(folder / _RECORD)))
             return cls(**{**fields, "command": tuple(fields["command"])})
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -196,10 +204,8 @@ class SubmittedJob(Generic[T]):
 
     def _outcome(self) -> JobOutcome | None:
         """The outcome in the job's own result file; None without one."""
-        path = self.folder / f"{self._stem}_0_result.pkl"
         try:
-            with open(path, "rb") as file:
-                kind, found = pickle.load(file)
+            kind, found = read_pickle(self.folder / f"{self._stem}_0_result.pkl")
         except (FileNotFoundError, EOFError):
             return None
         if kind == "success" and isinstance(found, JobOutcome):
@@ -282,13 +288,26 @@ def _query(executor: str, job_ids: list[str]) -> dict[str, str]:
 
 def _text(path: Path) -> str | None:
     with contextlib.suppress(FileNotFoundError):
-        return path.read_text(errors="replace")
+        return read_private_file(str(path)).decode(errors="replace")
     return None
 
 
-def default_folder() -> Path:
-    """The folder of jobs: the setting `jobs`, or `.hpcray-jobs` in the working directory."""
-    return Path(launch_config(os.environ).jobs or ".hpcray-jobs").expanduser().absolute()
+def jobs_folder(given: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of jobs: the given one, or that of the setting `jobs`, or `.hpcray-jobs` in the working directory.
+
+    Below a directory of another user, who could exchange what the jobs run, it is `~/.hpcray/jobs` instead, which is
+    said once.
+    """
+    named = given or launch_config(os.environ).jobs
+    wanted = Path(named or ".hpcray-jobs").expanduser().absolute()
+    # A folder that the user names is used or refused; but where it lies below another user's, jobs start elsewhere.
+    place = state_place(str(wanted.parent), "jobs", own=False) if named else state_place(str(wanted), "jobs")
+    if not place.passed_over:
+        return wanted
+    if place.passed_over not in _told:
+        _told.add(place.passed_over)
+        print(f"hpcray: jobs are in {place.path}: {place.passed_over}", file=sys.stderr)
+    return Path(place.path)
 
 
 def make_folder(base: Path, name: str) -> Path:
@@ -300,22 +319,17 @@ def make_folder(base: Path, name: str) -> Path:
     label = re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:40]
     own = base / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}-{os.urandom(3).hex()}"
     try:
-        base.mkdir(0o700, parents=True, exist_ok=True)
-        check_folder(base)
-        own.mkdir(0o700)
+        with PrivateDirectory.open(str(base), True, OTHERS, ancestors=True) as jobs:
+            jobs.directory(own.name, True, CLOSED).close()
+    except UntrustedPathError as error:
+        raise _not_trusted(error) from None
     except OSError as error:
         raise SubmitError(f"no folder for the job: {error}; hint: submit(folder=…), --folder, $HPCRAY_JOBS") from None
     return own
 
 
-def check_folder(folder: Path) -> None:
-    """Raise SubmitError unless the folder is this user's, and no other user may write into it."""
-    state = folder.stat()
-    if state.st_uid != os.getuid() or stat.S_IMODE(state.st_mode) & 0o022:
-        raise SubmitError(
-            f"{folder} belongs to uid {state.st_uid}, mode {stat.S_IMODE(state.st_mode):o}: others could plant "
-            "jobs there; hint: chmod 700, or another folder"
-        )
+def _not_trusted(error: UntrustedPathError) -> SubmitError:
+    return SubmitError(f"{error.path} {error.why}: others could plant jobs there; hint: chmod 700, or another folder")
 
 
 def list_jobs(folder: str | os.PathLike[str] | None = None) -> list[SubmittedJob[Any]]:
@@ -324,12 +338,16 @@ def list_jobs(folder: str | os.PathLike[str] | None = None) -> list[SubmittedJob
     Raises:
         SubmitError: the folder belongs to another user.
     """
-    base = Path(folder).expanduser().absolute() if folder is not None else default_folder()
-    if not base.is_dir():
+    base = jobs_folder(folder)
+    try:
+        with PrivateDirectory.open(str(base), False, OTHERS, ancestors=True) as jobs:
+            names = jobs.names()
+    except UntrustedPathError as error:
+        raise _not_trusted(error) from None
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    check_folder(base)
     found: list[SubmittedJob[Any]] = [
-        SubmittedJob(path, record) for path in base.iterdir() if (record := JobRecord.read(path)) is not None
+        SubmittedJob(base / name, record) for name in names if (record := JobRecord.read(base / name)) is not None
     ]
     return sorted(found, key=lambda job: job.record.submitted, reverse=True)
 
@@ -344,7 +362,7 @@ def find_job(job_id: str, folder: str | os.PathLike[str] | None = None) -> Submi
     found = [job for job in jobs if job.job_id == job_id] or [job for job in jobs if job.name == job_id]
     if found:
         return found[0]
-    base = folder if folder is not None else default_folder()
+    base = jobs_folder(folder)
     known = ", ".join(job.job_id for job in jobs[:5]) or "none"
     raise SubmitError(f"no job {job_id} in {base} (newest there: {known}); hint: --folder")
 

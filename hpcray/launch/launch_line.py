@@ -28,6 +28,7 @@ from hpcray.launch.launchers import (
 from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
 
 # Local ranks inherit everything. Over ssh only what is named with -x arrives; Open MPI adds its own OMPI_MCA_*.
@@ -145,7 +146,7 @@ def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
     Raises:
         LaunchError: `options.srun` outside an allocation, or srun cannot start the job as requested.
     """
-    command = [site.python, "-m", "hpcray", *options.node.to_argv()]
+    command = module_line("hpcray", *options.node.to_argv(), python=site.python)
     if uses_srun(options, site):
         return compose_srun(site.slurm, command, options.nodes, options.overlap)
     if site.launcher != OPEN_MPI:

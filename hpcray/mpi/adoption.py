@@ -21,6 +21,7 @@ from hpcray.jobs import read_pickle
 from hpcray.mpi.nested_job import RankHolder, RankShare
 from hpcray.mpi.processes import HELD, place_file, start_mpi
 from hpcray.platform.launcher_environment import set_mpi_variables, strip_launcher_variables
+from hpcray.platform.private_files import open_private_file
 
 _POLL = 0.01  # seconds
 
@@ -36,7 +37,7 @@ class PlaceHolder:
     def prepare(self, token: str) -> str:
         """Make this host ready; the directory of its places. Args: token: names the job."""
         _, directory = self._holder.prepare(token)
-        self._held = open(Path(directory) / HELD, "wb")  # noqa: SIM115
+        self._held = os.fdopen(open_private_file(os.path.join(directory, HELD), os.O_WRONLY | os.O_CREAT), "wb")
         fcntl.flock(self._held, fcntl.LOCK_EX)
         return directory
 

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpcray.jobs import CALL, PickledCall, write_pickle
+from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.launch.launch_line import LaunchError, find_mpirun, forwarded_options, has_mpich, protocol
 from hpcray.mpi import processes
 from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.private_files import CLOSED, make_private_directory, write_private_file
+from hpcray.platform.python_lines import module_line
 from hpcray.runtime.core_worker.core_worker import current
 
 _GUARD_EXIT_TIMEOUT = 20.0  # seconds
@@ -70,7 +72,7 @@ def compose(shares: Sequence[RankShare], site: NestedMpiSite, role: str = "rank"
     hosts = list(dict.fromkeys(share.host for share in shares))
     parts = [(share.directory, share.first, share.ranks) for share in shares]
     spec = {"shares": parts, "srun": bool(site.srun), "one_host": len(hosts) == 1}
-    command = [site.python, "-m", processes.__name__, role, json.dumps(spec, separators=(",", ":"))]
+    command = module_line(processes.__name__, role, json.dumps(spec, separators=(",", ":")), python=site.python)
     ranks = str(sum(share.ranks for share in shares))
     if site.srun:
         # Each rank where hpcray has reserved its CPUs, beside the step that hpcray itself is; one that fails ends all.
@@ -150,7 +152,7 @@ class RankHolder:
         """
         assert current.process is not None
         self._directory = Path(current.process.session_dir) / f"mpi-{token}"
-        self._directory.mkdir(0o700)
+        make_private_directory(str(self._directory), CLOSED, ancestors=True)
         if call:
             loaded: PickledCall = pickle.loads(call)
             write_pickle(self._directory / CALL, loaded)
@@ -158,7 +160,7 @@ class RankHolder:
         self._replies = open(reply_read, "rb")  # noqa: SIM115
         try:
             self._guard = subprocess.Popen(
-                [sys.executable, "-m", processes.__name__, "guard", str(self._directory), str(reply_write)],
+                module_line(processes.__name__, "guard", str(self._directory), str(reply_write)),
                 stdin=subprocess.PIPE,
                 pass_fds=(reply_write,),
                 env=launch_environ(os.environ, {}, 1),
@@ -182,7 +184,7 @@ class RankHolder:
         environ = launch_environ(os.environ, env, cpus_per_rank)
         if site.srun:
             path = self._directory / _HOSTFILE
-            path.write_text(hostfile(shares))
+            write_private_file(str(path), hostfile(shares).encode())
             environ["SLURM_HOSTFILE"] = str(path)
         self._guard.stdin.write(json.dumps({"line": compose(shares, site, role), "environ": environ}).encode() + b"\n")
         self._guard.stdin.flush()
@@ -191,7 +193,7 @@ class RankHolder:
 
     def collect(self) -> dict[int, tuple[Any, ...]]:
         """The results of the ranks on this node, by rank."""
-        return {int(path.stem[1:]): pickle.loads(path.read_bytes()) for path in self._directory.glob("r*.pkl")}
+        return {int(path.stem[1:]): read_pickle(path) for path in self._directory.glob("r*.pkl")}
 
     def close(self) -> None:
         """End the guard, and with it the ranks, and remove the directory."""

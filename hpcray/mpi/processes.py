@@ -38,6 +38,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.task_errors import make_task_error
 from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
+from hpcray.platform.private_files import open_private_file
 from hpcray.platform.process_tree import become_subreaper, descendants, kill_descendants, set_process_name
 from hpcray.platform.sockets import node_ip_address
 from hpcray.transport.startup import import_mpi, unlink_shared_memory, without_network
@@ -144,7 +145,7 @@ def run_guard(directory: Path, reply: int) -> None:
     become_subreaper()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = open_private_file(str(directory / _LOCK), os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
     os.write(reply, b"{}\n")
     guard = _JobGuard(directory, reply)
@@ -175,7 +176,7 @@ def run_place(text: str) -> None:
     threading.Thread(target=_end_with_job, args=(directory,), daemon=True).start()
     given = {name: value for name, value in os.environ.items() if name.startswith(_OF_A_RANK)}
     write_pickle(place_file(directory, _rank_number(os.environ)), {**spec, "environ": given})
-    with open(directory / HELD, "rb") as file:
+    with os.fdopen(open_private_file(str(directory / HELD))) as file:
         fcntl.flock(file, fcntl.LOCK_SH)
 
 
@@ -230,7 +231,7 @@ def start_mpi(one_host: bool) -> Any:
 def _end_with_job(directory: Path) -> None:
     """Die as soon as the guard's lock is free: the worker that reserved this node's CPUs, or the guard, is gone."""
     try:
-        with open(directory / _LOCK, "rb") as file:
+        with os.fdopen(open_private_file(str(directory / _LOCK))) as file:
             fcntl.flock(file, fcntl.LOCK_SH)
     except OSError:
         pass

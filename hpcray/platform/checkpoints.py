@@ -13,8 +13,18 @@ import os
 import re
 import shutil
 import socket
+import stat
+import sys
 from collections.abc import Iterator
 from urllib.parse import quote
+
+from hpcray.platform.private_files import (
+    CLOSED,
+    WORLD,
+    PrivateDirectory,
+    UntrustedPathError,
+    make_private_directory,
+)
 
 CHECKPOINTS_KEPT = 2
 _COMPLETE = re.compile(r"\d{6,}")
@@ -33,12 +43,49 @@ def directory_name(name: str, namespace: str = "") -> str:
 def latest(root: str, directory: str) -> str | None:
     """Path of the newest complete checkpoint; None where there is none.
 
+    One that another user could have written, or could exchange, is passed over with a line on standard error: a
+    checkpoint may be a pickle.
+
     Args:
         root: the job's checkpoint directory; "" for none.
         directory: `directory_name` of the owner.
     """
-    numbers = _numbers(os.path.join(root, directory)) if root else []
-    return os.path.join(root, directory, f"{numbers[-1]:06d}") if numbers else None
+    if not root:
+        return None
+    try:
+        with PrivateDirectory.open(os.path.join(root, directory), False, ancestors=True) as home:
+            for number in reversed(_numbers(home.path)):
+                name = f"{number:06d}"
+                try:
+                    with home.directory(name, False) as found:
+                        _need_own_tree(found)
+                    return home.path_of(name)
+                except UntrustedPathError as error:
+                    _pass_over(home.path_of(name), error)
+    except UntrustedPathError as error:
+        _pass_over(os.path.join(root, directory), error)
+    except OSError:
+        pass  # there is none
+    return None
+
+
+def _pass_over(path: str, error: UntrustedPathError) -> None:
+    print(f"hpcray: the checkpoint {path} is not used: {error}", file=sys.stderr, flush=True)
+
+
+def _need_own_tree(directory: PrivateDirectory) -> None:
+    """Look at all that is in a directory which others can enter: what they could have written must not be there."""
+    if not os.fstat(directory.fd).st_mode & CLOSED:
+        return
+    for name in directory.names():
+        state = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
+        if stat.S_ISDIR(state.st_mode):
+            with directory.directory(name, False) as inner:
+                _need_own_tree(inner)
+        elif stat.S_ISREG(state.st_mode):
+            os.close(directory.open_file(name, os.O_RDONLY, WORLD))
+        elif state.st_uid != os.geteuid():
+            raise UntrustedPathError(directory.path_of(name), f"belongs to uid {state.st_uid}", "remove it")
 
 
 @contextlib.contextmanager
@@ -47,14 +94,13 @@ def writing(root: str, directory: str) -> Iterator[str]:
     checkpoint; else it is removed.
 
     Raises:
-        OSError: the file system refuses. Older checkpoints stay complete.
+        OSError: the file system refuses, or another user could exchange the checkpoint. Older ones stay complete.
     """
-    home = os.path.join(root, directory)
-    os.makedirs(home, mode=0o700, exist_ok=True)
+    home = make_private_directory(os.path.join(root, directory), ancestors=True)
     number = (_numbers(home) or [0])[-1] + 1
     partial = os.path.join(home, f".new-{number:06d}-{socket.gethostname()}-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    os.mkdir(partial, 0o700)
+    make_private_directory(partial)
     try:
         yield partial
         _sync(partial)

@@ -18,10 +18,10 @@ import array
 import contextlib
 import os
 import socket
-import stat
 import sys
 from collections.abc import Iterator, MutableMapping, Sequence
 
+from hpcray.platform.private_files import CLOSED, open_private_file, read_private_file
 from hpcray.platform.sockets import is_same_user, peer_pid_and_uid
 
 CONSOLE_VARIABLE = "HPCRAY_CONSOLE"
@@ -198,12 +198,10 @@ class ExitFile:
     def take(self) -> int | None:
         """Read and remove the file. Returns the exit code, None if there is none."""
         with contextlib.suppress(OSError, ValueError):
-            fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            with open(fd, encoding="ascii") as file:
-                state = os.fstat(fd)
+            try:
+                return int(read_private_file(self.path, CLOSED)[:_MAX_CODE_DIGITS]) & 0xFF
+            finally:
                 os.unlink(self.path)
-                if state.st_uid == os.getuid() and stat.S_ISREG(state.st_mode):
-                    return int(file.read(_MAX_CODE_DIGITS)) & 0xFF
         return None
 
 
@@ -215,6 +213,6 @@ def take_exit_file_path(environ: MutableMapping[str, str]) -> str:
 def write_exit_code(path: str, code: int) -> None:
     """Write the program's exit code, if the directory permits it."""
     with contextlib.suppress(OSError):
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(fd, "w", encoding="ascii") as file:
-            file.write(str(code))
+        fd = open_private_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, CLOSED)
+        with os.fdopen(fd, "wb") as file:
+            file.write(b"%d" % code)

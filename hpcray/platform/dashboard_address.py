@@ -7,6 +7,8 @@ import fcntl
 import os
 from collections.abc import Iterator
 
+from hpcray.platform.private_files import CLOSED, open_private_file
+
 _FILE = "dashboard"
 UNIX = "unix:"
 
@@ -18,7 +20,7 @@ def published_dashboard(session_dir: str, address: str) -> Iterator[None]:
     The file is locked as long as this process lives. Of two dashboards the first one says so.
     """
     path = os.path.join(session_dir, _FILE)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = open_private_file(path, os.O_RDWR | os.O_CREAT, CLOSED)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -38,7 +40,7 @@ def published_dashboard(session_dir: str, address: str) -> Iterator[None]:
 def dashboard_address(session_dir: str) -> str:
     """Return where the dashboard of a node listens; "" where there is none."""
     try:
-        with open(os.path.join(session_dir, _FILE), encoding="utf-8") as file:
+        with open(open_private_file(os.path.join(session_dir, _FILE), os.O_RDONLY, CLOSED), encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except OSError:

@@ -19,7 +19,6 @@ import fcntl
 import os
 import queue
 import re
-import stat
 import struct
 import threading
 import time
@@ -29,10 +28,10 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.private_files import CLOSED, PrivateDirectory, UntrustedPathError
 
 _HEADER = b"hpcray-journal 1\n"
 _NAME, _NEW, _LOCK, _DAMAGED = "journal", "journal.new", "lock", "journal.damaged"
-_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _CLOSE_TIMEOUT = 10.0  # seconds
 
 
@@ -60,17 +59,17 @@ class JournalFile:
         self._file = -1
         self._failed = False
         try:
-            os.makedirs(self._path, mode=0o700, exist_ok=True)
-            self._dir = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            self._directory = PrivateDirectory.open(self._path, True, CLOSED)
+        except UntrustedPathError as error:
+            raise StartupError(str(error)) from None
         except OSError as error:
             raise StartupError(
                 f"HPCRAY_JOURNAL_DIR {self._path}: {error.strerror}; hint: a directory of yours"
             ) from None
         try:
-            _need_private(self._dir, self._path, "chmod 700")
             self._lock = self._locked()
         except BaseException:
-            os.close(self._dir)
+            self._directory.close()
             raise
 
     @property
@@ -86,21 +85,18 @@ class JournalFile:
         """
         where = os.path.join(self._path, _NAME)
         try:
-            fd = os.open(_NAME, os.O_RDONLY | _FLAGS, dir_fd=self._dir)
+            data = self._directory.read(_NAME, CLOSED)
         except FileNotFoundError:
             return []
+        except UntrustedPathError as error:
+            raise StartupError(f"the journal cannot be read: {error}") from None
         except OSError as error:
             raise StartupError(f"the journal {where} cannot be read: {error.strerror}; hint: remove it") from None
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise StartupError(f"the journal {where} is no file; hint: remove it")
-            _need_private(fd, where, "chmod 600")
-            data = file.read()
         if not data.startswith(_HEADER):
             raise StartupError(f"{where} is no journal of this version of hpcray; hint: remove it")
         records, damage = split_records(data, len(_HEADER))
         if damage is not None:
-            self._warn_of_damage(where, len(records), damage)
+            self._warn_of_damage(where, len(records), damage, data)
         return records
 
     def append(self, record: bytes) -> None:
@@ -132,13 +128,14 @@ class JournalFile:
         if remove:
             for name in (_NAME, _NEW):
                 with contextlib.suppress(OSError):
-                    os.unlink(name, dir_fd=self._dir)
-        for fd in (self._file, self._lock, self._dir):
+                    self._directory.remove(name)
+        for fd in (self._file, self._lock):
             if fd >= 0:
                 os.close(fd)
-        self._file = self._lock = self._dir = -1
+        self._file = self._lock = -1
+        self._directory.close()
 
-    def _warn_of_damage(self, where: str, read: int, damage: JournalDamage) -> None:
+    def _warn_of_damage(self, where: str, read: int, damage: JournalDamage, data: bytes) -> None:
         dropped = f"{damage.size} bytes, with {damage}"
         if not read:
             raise StartupError(
@@ -148,9 +145,7 @@ class JournalFile:
         text = f"the journal {where} is damaged at byte {damage.at}: its last {dropped} in them, are not read; the job "
         text += f"goes on from the {f'{read} records' if read > 1 else 'record'} before; hint: look at its file system"
         with contextlib.suppress(OSError):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(_DAMAGED, dir_fd=self._dir)
-            os.link(_NAME, _DAMAGED, src_dir_fd=self._dir, dst_dir_fd=self._dir)
+            self._directory.write(_DAMAGED, data)
             text += f"; what was there stays as {os.path.join(self._path, _DAMAGED)}"
         self._warn(text)
 
@@ -210,16 +205,15 @@ class JournalFile:
             self._unsynced.set()
 
     def _replace(self, records: list[bytes]) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(_NEW, dir_fd=self._dir)
-        fd = os.open(_NEW, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600, dir_fd=self._dir)
+        self._directory.remove(_NEW)
+        fd = self._directory.open_file(_NEW, os.O_WRONLY | os.O_CREAT | os.O_EXCL, CLOSED)
         try:
             _write_all(fd, _HEADER)
             for record in records:
                 _write_all(fd, pack_record(record))
             os.fsync(fd)
-            os.rename(_NEW, _NAME, src_dir_fd=self._dir, dst_dir_fd=self._dir)
-            os.fsync(self._dir)
+            self._directory.rename(_NEW, _NAME)
+            os.fsync(self._directory.fd)
         except BaseException:
             os.close(fd)
             raise
@@ -231,7 +225,9 @@ class JournalFile:
     def _locked(self) -> int:
         """The lock's descriptor, -1 on file systems without locks."""
         try:
-            fd = os.open(_LOCK, os.O_RDWR | os.O_CREAT | _FLAGS, 0o600, dir_fd=self._dir)
+            fd = self._directory.open_file(_LOCK, os.O_RDWR | os.O_CREAT, CLOSED)
+        except UntrustedPathError as error:
+            raise StartupError(f"the journal's lock {error}") from None
         except OSError as error:
             raise StartupError(f"HPCRAY_JOURNAL_DIR {self._path} cannot be written: {error.strerror}") from None
         try:
@@ -245,15 +241,6 @@ class JournalFile:
                 ) from None
             return -1
         return fd
-
-
-def _need_private(fd: int, path: str, repair: str) -> None:
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid():
-        raise StartupError(f"{path} belongs to user {found.st_uid}, not to this one; hint: take a directory of yours")
-    if found.st_mode & 0o077:
-        mode = stat.S_IMODE(found.st_mode)
-        raise StartupError(f"{path} is open to other users (mode {mode:o}); hint: {repair} {path}")
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from hpcray.platform.private_files import make_private_directory
+
 
 def node_logs(directory: str, node: int) -> str:
     """The directory where the log files of a node stay.
@@ -26,7 +28,7 @@ def keep_logs(session_logs: str, kept: str) -> str:
         Why they are not, "" if they are.
     """
     try:
-        os.makedirs(kept, 0o700, exist_ok=True)
+        make_private_directory(kept)
         os.symlink(kept, session_logs)
     except OSError as error:
         return f"the log files of workers do not stay in {kept}: {error}; hint: HPCRAY_LOG_DIR"

@@ -27,6 +27,8 @@ from hpcray.platform.config_files import launch_config
 
 SAFE_DIRECTORIES = "HPCRAY_SAFE_DIRECTORIES"
 """Variable with directories of other users that this user trusts, separated by colons."""
+HOME_DIRECTORY = ".hpcray"
+"""The directory in the user's home with state that no better place can be found for."""
 WORLD, OTHERS, CLOSED = 0o002, 0o022, 0o077
 """Permissions that are too many: writing for all users; for the group too; anything for other users."""
 _DIRECTORY = os.O_DIRECTORY | os.O_CLOEXEC
@@ -185,6 +187,10 @@ class PrivateDirectory:
         """The descriptor of a file that is appended to; made where it is missing. Errors: as for `open_file`."""
         return self.open_file(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
+    def rename(self, name: str, to: str) -> None:
+        """Give an entry another name in this directory."""
+        os.rename(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
         with contextlib.suppress(FileNotFoundError):
@@ -242,14 +248,17 @@ def append_private_file(path: str, ancestors: bool = False) -> int:
     return open_private_file(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, OTHERS, ancestors)
 
 
-def write_private_file(path: str, data: bytes, durable: bool = False, ancestors: bool = False) -> None:
-    """Write a file of mode 0600, or replace it: others see nothing, and this user's processes all of it or nothing.
+def write_private_file(
+    path: str, data: bytes, durable: bool = False, ancestors: bool = False, mode: int = 0o600
+) -> None:
+    """Write a file, or replace it: a reader sees all of it or nothing.
 
     Args:
         path: of the file.
         data: its content.
         durable: whether it is on the disk when this returns.
         ancestors: whether all directories above have to be trusted: for secrets.
+        mode: of the file, whatever the umask.
 
     Raises:
         UntrustedPathError: others could exchange the directory.
@@ -257,9 +266,44 @@ def write_private_file(path: str, data: bytes, durable: bool = False, ancestors:
     """
     parent = _open_parent(path, ancestors)
     try:
-        _replace(parent.name, parent.fd, data, durable)
+        _replace(parent.name, parent.fd, data, durable, mode)
     finally:
         os.close(parent.fd)
+
+
+class StatePlace(NamedTuple):
+    """The directory where state is kept.
+
+    Attributes:
+        path: of it.
+        passed_over: why it is not the one that was wanted; "" if it is.
+    """
+
+    path: str
+    passed_over: str
+
+
+def state_place(wanted: str, name: str, own: bool = True) -> StatePlace:
+    """The directory where this user keeps state: the wanted one, or `~/.hpcray/<name>` if that is no safe place.
+
+    Args:
+        wanted: the directory; it may not exist yet.
+        name: of the other one, which all nodes see if they share the home.
+        own: whether the directory has to be this user's if it exists; else root's or a sticky one will do.
+    """
+    wanted = os.path.abspath(wanted)
+    problem: OSError | None = exposed_directory(wanted)
+    if problem is None and own:
+        try:
+            PrivateDirectory.open(wanted, False, WORLD).close()
+        except UntrustedPathError as error:
+            problem = error
+        except OSError:
+            pass  # there is none yet; or none can be made: its use raises the error
+    home = os.path.join(os.path.expanduser("~"), HOME_DIRECTORY, name)
+    if problem is None or not os.path.isabs(home) or exposed_directory(home):
+        return StatePlace(wanted, "")
+    return StatePlace(home, f"{wanted} is not used: {problem}")
 
 
 def exposed_directory(path: str) -> UntrustedPathError | None:
@@ -308,12 +352,14 @@ def _open_file(name: str, directory: int, path: str, flags: int, excess: int) ->
     return fd
 
 
-def _replace(name: str, directory: int, data: bytes, durable: bool) -> None:
+def _replace(name: str, directory: int, data: bytes, durable: bool, mode: int = 0o600) -> None:
     temporary = f".{name[:200]}.{os.urandom(6).hex()}.new"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=directory)
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(data)
+            if mode != 0o600:
+                os.fchmod(fd, mode)
             if durable:
                 file.flush()
                 os.fsync(fd)
@@ -332,9 +378,11 @@ def _need_own(path: str, state: os.stat_result, excess: int) -> None:
             "take a directory of yours",
         )
     if state.st_mode & excess:
-        writing = "others could write to it" if state.st_mode & excess & 0o022 else "others can read it"
-        repair = {WORLD: "chmod o-w", OTHERS: "chmod go-w"}.get(excess, "chmod go-rwx")
-        raise UntrustedPathError(path, f"has mode {stat.S_IMODE(state.st_mode):o}: {writing}", f"{repair} {path}")
+        mode = f"mode {stat.S_IMODE(state.st_mode):o}"
+        why = f"can be written by others ({mode})" if state.st_mode & excess & OTHERS else ""
+        closed = "chmod 700" if stat.S_ISDIR(state.st_mode) else "chmod 600"
+        repair = {WORLD: "chmod o-w", OTHERS: "chmod go-w"}.get(excess, closed)
+        raise UntrustedPathError(path, why or f"is open to other users ({mode})", f"{repair} {path}")
 
 
 def _link_or(error: OSError, path: str) -> OSError:
@@ -364,7 +412,9 @@ def _walk(path: str, make: bool) -> int:
                     safe = _safe_directories()
                 trusted = any(os.path.samestat(state, known) for known in safe)
                 if not trusted:
-                    raise UntrustedPathError(here, why, f"{SAFE_DIRECTORIES}={here} trusts it, if you do")
+                    own = state.st_uid == os.geteuid()
+                    trusts = f"{SAFE_DIRECTORIES}={here} trusts it, if you do"
+                    raise UntrustedPathError(here, why, f"chmod o-w {here}" if own else trusts)
             while steps and steps[-1] in ("", "."):
                 steps.pop()
             if not steps:

@@ -240,7 +240,12 @@ def remove_session_directory(path: str) -> None:
 
 def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]:
     """The ready nodes of this user on this machine; the job started last comes first, in it the lowest node."""
-    roots = dict.fromkeys(root for _, root in _possible_roots(os.environ if environ is None else environ))
+    environ = os.environ if environ is None else environ
+    roots = [session_root(environ)]
+    named = configured_environment(environ).get(_TMPDIR, "")
+    if not named or os.path.dirname(roots[0]) != os.path.abspath(named):
+        # One may have started at home while another user had the name here.
+        roots += [root for variable, root in _possible_roots(environ) if variable == _HOME and root != roots[0]]
     private = [root for root in roots if _is_private(root, follow=False) and not exposed_directory(root)]
     found = [info for root in private for path in _sessions(root) if (info := _read_info(path)) and _is_live(path)]
     newest: dict[str, float] = {}

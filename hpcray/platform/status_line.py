@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from hpcray.common.terminal_text import plain
+
 TERMINAL_SIZE = "HPCRAY_TERMINAL"
 """Variable of what writes to a terminal through a launcher: its columns and rows, as `120x40`."""
 _FEWEST_ROWS = 3
@@ -59,7 +61,7 @@ class StatusLine:
             self._size = size
             # "Index" makes room where the cursor is in the last row; setting the region moves the cursor.
             out = f"\x1bD{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}\x1b[1A"
-        out += f"{_SAVE}\x1b[{rows};1H\x1b[2K\x1b[7m{text[: columns - 1]}\x1b[0m{_RESTORE}"
+        out += f"{_SAVE}\x1b[{rows};1H\x1b[2K\x1b[7m{plain(text)[: columns - 1]}\x1b[0m{_RESTORE}"
         os.write(self._fd, out.encode())
 
     def close(self) -> None:

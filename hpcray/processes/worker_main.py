@@ -61,9 +61,12 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     thread = PrestartedThread("hpcray-io")
     # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
     listener = listen(session_dir, number)
-    process = connect(session_dir, "worker", ObjectInventory, FEATURES)
+    process = connect(
+        session_dir, "worker", ObjectInventory, FEATURES, lambda process: TaskExecutor(process, environment)
+    )
     process.engine.use_prestarted_thread(thread)
-    worker = TaskExecutor(process, environment)
+    worker = process.executor
+    assert isinstance(worker, TaskExecutor)
     current.process = process
     current.worker = worker
     JobVariables(os.environ, session_dir)
@@ -72,7 +75,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     SignalWatch(process.engine, worker.awaited)
     sys.breakpointhook = _breakpoint
     write_to_log_files(process, worker)
-    process.on_exit = _leave
+    process.exit_listeners.append(_leave)
     for number in process.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
     process.start(worker.handlers, listener=listener)

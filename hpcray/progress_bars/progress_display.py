@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hpcray.common.terminal_text import plain
 from hpcray.notebooks.notebook import notebook_shell
 from hpcray.runtime.core_worker.core_worker import current
 
@@ -29,12 +30,12 @@ class ProgressState:
 
     def text(self, seconds: float) -> str:
         """`load: 40 of 100 (40%), 2 failed, 0:12, 3.3/s`."""
-        what = f"{self.desc}: " if self.desc else ""
+        what = f"{plain(self.desc)}: " if self.desc else ""
         known = f" of {self.total} ({self.done / self.total:.0%})" if self.total else ""
         failed = f", {self.failed} failed" if self.failed else ""
         minutes, rest = divmod(int(seconds), 60)
         took = f", {minutes}:{rest:02}, {self.done / seconds:.3g}/s" if seconds > 0 else ""
-        error = f"; first error: {self.error}" if self.error else ""
+        error = f"; first error: {plain(self.error)}" if self.error else ""
         return f"{what}{self.done}{known}{failed}{took}{error}"
 
 
@@ -112,14 +113,14 @@ class ProgressBar:
 
             self._bar = tqdm(total=state.total, flush_interval_s=0.0)
         self._bar.n = state.done
-        self._bar.set_description(state.desc + (f" ({state.failed} failed)" if state.failed else ""))
+        self._bar.set_description(plain(state.desc) + (f" ({state.failed} failed)" if state.failed else ""))
 
     def close(self, state: ProgressState, ended: bool) -> None:
         """See `ProgressDisplay`."""
         self.show(state)
         self._bar.close()
         if state.error:
-            print(f"{state.failed} failed; first error: {state.error}", file=sys.stderr, flush=True)
+            print(f"{state.failed} failed; first error: {plain(state.error)}", file=sys.stderr, flush=True)
 
 
 class ProgressCell:

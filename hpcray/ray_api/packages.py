@@ -10,10 +10,13 @@ import tempfile
 from collections.abc import AsyncIterator
 from typing import Any
 
+from hpcray.platform.private_files import make_private_directory
+
 LARGEST = 512 << 20
 """Bytes of one package, as in Ray."""
 _MOST = 4 * LARGEST
 """Bytes of all packages; those that were used last stay."""
+
 _PROTOCOL = "gcs"
 _SCHEME = f"{_PROTOCOL}://"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}\.(?:zip|whl|tar\.gz|tgz|jar)")
@@ -35,7 +38,7 @@ class UploadedPackages:
     def __init__(self, directory: str, largest: int = LARGEST, most: int = _MOST) -> None:
         self._directory = directory
         self._largest, self._most = largest, most
-        os.makedirs(directory, 0o700, exist_ok=True)
+        make_private_directory(directory)
 
     def path_of(self, protocol: str, name: str) -> str:
         """Return where a package lies, or would.

@@ -12,6 +12,16 @@ import time
 from collections.abc import Mapping
 from typing import TextIO
 
+from hpcray.platform.private_files import (
+    HOME_DIRECTORY,
+    UntrustedPathError,
+    append_private_file,
+    is_trusted_owner,
+    make_private_directory,
+    open_private_file,
+    write_private_file,
+)
+
 _LATEST, _CURRENT, _LOGS = "session_latest", "ray_current_cluster", "logs"
 LOG = "ray_start.log"
 
@@ -53,19 +63,22 @@ class SessionFiles:
             _make(top)
         except OSError as error:
             self.top = f"{top}-{os.getuid()}"
-            _make(self.top)
-            self.note = f"{top}: {error.strerror}; logs of this node are in {self.top}"
+            try:
+                _make(self.top)
+            except UntrustedPathError:  # another user has that name, too
+                self.top = make_private_directory(os.path.join(os.path.expanduser("~"), HOME_DIRECTORY, "ray"))
+            self.note = f"{error}; logs of this node are in {self.top}"
         if not keep:
             _sweep(self.top)
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._session = f"session_{stamp}_{time.time_ns() // 1000 % 1_000_000:06d}_{os.getpid()}"
         self.logs = os.path.join(self.top, self._session, _LOGS)
-        os.makedirs(self.logs, 0o700)
+        make_private_directory(self.logs)
         self.log = os.path.join(self.logs, LOG)
 
     def open_log(self) -> TextIO:
         """Open the log. While it is open, in this process or a child, the directory is not taken for a dead node's."""
-        file = open(self.log, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 -- whoever holds the node closes it
+        file = os.fdopen(append_private_file(self.log), "a", encoding="utf-8", buffering=1)
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         return file
 
@@ -79,9 +92,7 @@ class SessionFiles:
             temporary = os.path.join(self.top, f".{self._session}")
             os.symlink(self._session, temporary)
             os.replace(temporary, os.path.join(self.top, _LATEST))
-            with open(temporary, "x", encoding="utf-8") as file:
-                file.write(name)
-            os.replace(temporary, os.path.join(self.top, _CURRENT))
+            write_private_file(os.path.join(self.top, _CURRENT), name.encode())
         self._name = name
 
     def close(self) -> None:
@@ -106,9 +117,7 @@ def _sweep(top: str) -> None:
         log = os.path.join(top, name, _LOGS, LOG)
         if not name.startswith("session_2"):
             continue
-        with contextlib.suppress(OSError), open(log, encoding="utf-8") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                continue
+        with contextlib.suppress(OSError), os.fdopen(open_private_file(log)) as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(os.path.join(top, name), ignore_errors=True)
 
@@ -119,10 +128,8 @@ def _make(path: str) -> None:
     Raises:
         OSError: it cannot be used.
     """
-    os.makedirs(path, 0o700, exist_ok=True)
-    state = os.stat(path)
-    sticky = state.st_mode & stat.S_ISVTX  # /tmp itself, as in --temp-dir=/tmp
-    if state.st_uid != os.getuid() and not sticky:
-        raise PermissionError(1, f"it belongs to uid {state.st_uid}", path)
-    if state.st_mode & 0o002 and not sticky:
-        raise PermissionError(1, "all users can write to it", path)
+    with contextlib.suppress(FileNotFoundError):
+        state = os.stat(path)
+        if state.st_mode & stat.S_ISVTX and is_trusted_owner(state.st_uid):
+            return  # /tmp itself, as in --temp-dir=/tmp
+    make_private_directory(path)

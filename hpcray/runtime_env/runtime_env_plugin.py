@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from hpcray.platform.private_files import write_private_file
 from hpcray.runtime_env.runtime_env import PLUGINS_VARIABLE, RuntimeEnv, load_function
 from hpcray.runtime_env.runtime_env_setup import PythonSetupError, locked_path
 
@@ -162,8 +163,7 @@ async def _create(
     with locked_path(session_dir, f"plugin-{name}") as done:
         if not os.path.exists(done):
             await plugin.create(uri, env, context, logger=_logger)
-            with open(done, "w", encoding="utf-8"):
-                pass
+            write_private_file(done, b"")
 
 
 def changed_command(context: RuntimeEnvContext, before: str) -> list[str]:

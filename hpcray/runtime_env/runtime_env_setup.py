@@ -15,11 +15,20 @@ import stat
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcray.platform.private_files import (
+    CLOSED,
+    make_private_directory,
+    open_private_file,
+    read_private_file,
+    write_private_file,
+)
 from hpcray.platform.process_tree import kill_descendants
+from hpcray.platform.python_lines import code_line, module_line
 
 PACKAGE_SIZE_LIMIT = 512 << 20
 DEFAULT_EXCLUDES = (".git", ".venv", "venv", "__pycache__")
@@ -29,11 +38,18 @@ RUNTIME_ENV_DIRECTORY = "runtime_env"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _IGNORE_VARIABLE = "RAY_RUNTIME_ENV_IGNORE_GITIGNORE"
 _EXCLUDES_VARIABLE = "RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES"
+UNPACKED_SIZE_LIMIT = 8 << 30
+"""Bytes that an archive of the user's may have when it is unpacked."""
+_HIGHEST_RATIO, _ANY_RATIO = 100, 64 << 20
+"""How many times larger than packed it may be then, if it has more than so many bytes."""
+_LONGEST_NAME = 255  # bytes
+_ENCRYPTED = 1  # flag of an entry of a zip
+_PERMISSIONS = 0o777
 _SHOWN_LINES = 20  # of output, in an error
 _KILL_INTERVAL = 0.01  # seconds between two passes over the descendants
 _PROBE = (
-    "import json, os, sys; print('\\n' + json.dumps({'executable': sys.executable, 'version': sys.version_info[:2], "
-    "'env': dict(os.environ), 'parent': os.getppid()}))"
+    "import sys; sys.path[0:1] = []; import json, os; print('\\n' + json.dumps({'executable': sys.executable, "
+    "'version': sys.version_info[:2], 'env': dict(os.environ), 'parent': os.getppid()}))"
 )
 _OF_THE_SHELL = ("_", "OLDPWD", "PWD", "SHLVL")
 _RUNNERS = ("conda", "hatch", "mamba", "micromamba", "pdm", "pixi", "poetry", "uv")
@@ -120,7 +136,7 @@ def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
         for name in names:
             path = os.path.join(root, name)
             info = zipfile.ZipInfo(os.path.join(top, name).replace(os.sep, "/"), _EPOCH)
-            info.external_attr = (stat.S_IMODE(os.stat(path).st_mode) | stat.S_IFREG) << 16
+            info.external_attr = (stat.S_IMODE(os.stat(path).st_mode) & _PERMISSIONS | stat.S_IFREG) << 16
             info.compress_type = zipfile.ZIP_DEFLATED
             with open(path, "rb") as file:
                 package.writestr(info, file.read())
@@ -142,16 +158,70 @@ def zip_of_tar(path: str) -> bytes:
             tarfile.open(path) as archive,
             zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package,
         ):
-            for member in sorted(archive.getmembers(), key=lambda member: member.name):
+            members = sorted(archive.getmembers(), key=lambda member: member.name)
+            _need_size(path, sum(member.size for member in members), os.path.getsize(path))
+            for member in members:
                 file = archive.extractfile(member) if member.isfile() or member.issym() or member.islnk() else None
                 if file is not None:
+                    if not member.name:
+                        raise PackageError(f"{path} has a file without a name")
                     info = zipfile.ZipInfo(os.path.normpath(member.name), _EPOCH)
                     info.external_attr = (stat.S_IMODE(member.mode) | stat.S_IFREG) << 16
                     info.compress_type = zipfile.ZIP_DEFLATED
                     package.writestr(info, file.read())
-    except (tarfile.TarError, OSError, KeyError) as error:
+    except RecursionError:
+        raise PackageError(f"{path} has links that lead to each other") from None
+    except (tarfile.TarError, OSError, KeyError, EOFError, zlib.error) as error:
         raise PackageError(f"{path} is no archive that can be read: {error}") from error
     return buffer.getvalue()
+
+
+def check_package(package: bytes, name: str) -> None:
+    """Look through a package for what could not be unpacked, or would do harm.
+
+    Raises:
+        PackageError: it is no zip, is encrypted or packed in an unknown way, is much larger when it is unpacked, or has
+            a name that leads out of it, is none or is taken twice, or a file that runs with its owner's rights.
+    """
+    import zipfile
+
+    known = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+    try:
+        with zipfile.ZipFile(io.BytesIO(package)) as opened:
+            items = opened.infolist()
+    except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError) as error:
+        raise PackageError(f"the package {name} is no zip: {error}") from None
+    _need_size(f"the package {name}", sum(item.file_size for item in items), len(package))
+    files: set[str] = set()
+    directories: set[str] = set()
+    for item in items:
+        entry = f"the package {name} has the name {item.filename!r}, which"
+        parts = [part for part in item.filename.split("/") if part not in ("", ".")]
+        if item.filename.startswith("/") or ".." in parts:
+            raise PackageError(f"{entry} leads out of it")
+        if not parts and not item.filename.endswith("/"):
+            raise PackageError(f"{entry} is no name of a file")
+        if any(len(os.fsencode(part)) > _LONGEST_NAME for part in parts):
+            raise PackageError(f"{entry} is longer than the {_LONGEST_NAME} bytes that a name can have")
+        if item.flag_bits & _ENCRYPTED:
+            raise PackageError(f"{entry} is encrypted; hint: pack it without a password")
+        if item.compress_type not in known:
+            raise PackageError(f"{entry} is packed by method {item.compress_type}; hint: deflate is understood")
+        if not item.is_dir() and (item.external_attr >> 16) & (stat.S_ISUID | stat.S_ISGID):
+            raise PackageError(f"{entry} would run with the rights of its owner (setuid, setgid); hint: chmod ug-s")
+        whole = "/".join(parts)
+        (directories if item.filename.endswith("/") else files).add(whole)
+        directories.update("/".join(parts[:end]) for end in range(1, len(parts)))
+    if both := sorted(files & directories):
+        raise PackageError(f"the package {name} has {both[0]!r} as a file and as a directory")
+
+
+def _need_size(what: str, unpacked: int, packed: int) -> None:
+    if unpacked > UNPACKED_SIZE_LIMIT or (unpacked > _ANY_RATIO and unpacked > _HIGHEST_RATIO * packed):
+        raise PackageError(
+            f"{what} would have {unpacked / 2**20:.0f} MiB when it is unpacked, and has {packed / 2**20:.2f} MiB now; "
+            f"at most {UNPACKED_SIZE_LIMIT >> 30} GiB are unpacked, and {_HIGHEST_RATIO} times the size"
+        )
 
 
 def package_digest(package: bytes) -> str:
@@ -167,7 +237,7 @@ def unpack_package(session_dir: str, name: str, fetch: Callable[[], bytes]) -> s
         fetch: returns the package; called if this node has not unpacked it yet.
 
     Raises:
-        PackageError: the package is not a zip file, or has names that lead out of it. Nothing is left behind.
+        PackageError: as from `check_package`. Nothing is left behind.
     """
     import zipfile
 
@@ -177,18 +247,18 @@ def unpack_package(session_dir: str, name: str, fetch: Callable[[], bytes]) -> s
         fresh = path + ".new"
         shutil.rmtree(fresh, ignore_errors=True)
         try:
-            with zipfile.ZipFile(io.BytesIO(fetch())) as opened:
+            package = fetch()
+            check_package(package, name)
+            with zipfile.ZipFile(io.BytesIO(package)) as opened:
                 for item in opened.infolist():
-                    if item.filename.startswith("/") or ".." in item.filename.split("/"):
-                        raise PackageError(f"the package {name} has the name {item.filename!r}, which leads out of it")
                     where = opened.extract(item, fresh)
                     mode = item.external_attr >> 16
                     if mode and not item.is_dir():
-                        os.chmod(where, stat.S_IMODE(mode) | stat.S_IRUSR)
+                        os.chmod(where, (stat.S_IMODE(mode) & _PERMISSIONS) | stat.S_IRUSR)
             os.makedirs(fresh, exist_ok=True)
             os.rename(fresh, path)
-        except zipfile.BadZipFile as error:
-            raise PackageError(f"the package {name} is no zip: {error}") from None
+        except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, zlib.error) as error:
+            raise PackageError(f"the package {name} is no zip that can be unpacked: {error}") from None
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
     return path
@@ -205,8 +275,8 @@ def locked_path(session_dir: str, name: str) -> Iterator[str]:
     """Context manager that locks an entry of this node's directory of environments, and gives its path, which may not
     exist."""
     directory = os.path.join(session_dir, RUNTIME_ENV_DIRECTORY)
-    os.makedirs(directory, 0o700, exist_ok=True)
-    fd = os.open(os.path.join(directory, name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    make_private_directory(directory, CLOSED)
+    fd = open_private_file(os.path.join(directory, name + ".lock"), os.O_RDWR | os.O_CREAT, CLOSED)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield os.path.join(directory, name)
@@ -282,8 +352,7 @@ def try_variables(
             given = ", ".join(f"{name}={text}" for name, text in sorted(variables.items()))
             cannot = f"with {given} of env_vars, workers cannot start"
             _run([*command, *trial], cannot, deadline, variables=variables, shown=shlex.join(command))
-            with open(path, "w", encoding="utf-8"):
-                pass
+            write_private_file(path, b"")
 
 
 def _activated(python: str) -> dict[str, str]:
@@ -314,11 +383,8 @@ def _probed(
             found["own"] = found.pop("parent", 0) == os.getpid()
             cannot = f"py_executable {command!r} cannot run hpcray's workers"
             _run([found["executable"], *trial], cannot, deadline, variables=found["env"])
-            with open(path + ".new", "w", encoding="utf-8") as file:
-                json.dump(found, file)
-            os.rename(path + ".new", path)
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
+            write_private_file(path, json.dumps(found).encode())
+        found = json.loads(read_private_file(path))
     return PythonOfWorkers(found["executable"], shell if found["own"] else [found["executable"]], found["env"])
 
 
@@ -352,8 +418,7 @@ def _installed(
             _make(path, base, deadline)
             _install(path, python, tool, wanted, base, deadline)
             _run([python, *trial], f"hpcray's workers cannot run with what {tool} installed", deadline)
-            with open(os.path.join(path, _DONE), "w", encoding="utf-8"):
-                pass
+            write_private_file(os.path.join(path, _DONE), b"")
         except BaseException:
             shutil.rmtree(path, ignore_errors=True)
             raise
@@ -368,23 +433,22 @@ def _make(path: str, base: str, deadline: float | None) -> None:
         venv.EnvBuilder(system_site_packages=True, symlinks=True).create(path)
         seen = sys.path
     else:
-        _run([base, "-m", "venv", "--system-site-packages", "--without-pip", path], "venv", deadline)
-        output = _run([base, "-c", "import json, sys; print(json.dumps(sys.path))"], "venv", deadline)
+        _run(module_line("venv", "--system-site-packages", "--without-pip", path, python=base), "venv", deadline)
+        output = _run(code_line("import json; print(json.dumps(sys.path))", python=base), "venv", deadline)
         seen = json.loads(output.strip().splitlines()[-1])
     packages = [entry for entry in seen if entry.rstrip("/").endswith(("site-packages", "dist-packages"))]
     version = "python{}.{}".format(*sys.version_info[:2])
-    with open(os.path.join(path, "lib", version, "site-packages", "hpcray_base.pth"), "w", encoding="utf-8") as file:
-        file.write("\n".join(dict.fromkeys(packages)) + "\n")
+    base_packages = os.path.join(path, "lib", version, "site-packages", "hpcray_base.pth")
+    write_private_file(base_packages, ("\n".join(dict.fromkeys(packages)) + "\n").encode())
 
 
 def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base: str, deadline: float | None) -> None:
-    pip = [base, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    pip = module_line("pip", "--python", python, "--disable-pip-version-check", python=base)
     if wanted.get("pip_version"):
         _run([*pip, "install", f"pip{wanted['pip_version']}"], "pip", deadline)
-        pip = [python, "-m", "pip", "--disable-pip-version-check"]
+        pip = module_line("pip", "--disable-pip-version-check", python=python)
     requirements = os.path.join(path, "requirements.txt")
-    with open(requirements, "w", encoding="utf-8") as file:
-        file.write("\n".join(wanted["packages"]) + "\n")
+    write_private_file(requirements, ("\n".join(wanted["packages"]) + "\n").encode())
     if tool == "pip":
         _run([*pip, "install", *(wanted.get("pip_install_options") or ()), "-r", requirements], "pip", deadline)
         if wanted.get("pip_check"):

@@ -54,7 +54,10 @@ from hpcray.runtime_env.runtime_env_setup import (
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # What the other Python lacks (hpcray itself, for one) it finds where this one does, after all that it has itself.
-_PATHS = "import json, sys; sys.path[0:1] = []; sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+_PATHS = (
+    "import sys; sys.path[0:1] = []; import json; "
+    "sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
+)
 _COMMAND = _PATHS + "from {entry} import other_python_main; other_python_main(*sys.argv[2:6])"
 _TRIAL = _PATHS + "import {entry}"
 _SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
@@ -241,8 +244,6 @@ class WorkerRuntimeEnv:
         if not self.fields and SETUP_HOOK_VARIABLE not in os.environ:
             return
         self.since = perf_counter()
-        blocker = worker.process.blocker
-        worker.process.blocker = None  # nothing of ours has started: there is nothing to lend or to give back
         if "logging_config" in self.fields:
             log_as(self.fields["logging_config"])
         try:
@@ -259,7 +260,6 @@ class WorkerRuntimeEnv:
             self.problem = str(error)
         except (RayError, PackageError, OSError) as error:
             self.problem = f"{type(error).__name__}: {error}"
-        worker.process.blocker = blocker
         self.since = 0.0
 
     def enter(self) -> None:

@@ -35,6 +35,7 @@ from hpcray.platform.gpu_visibility import SHARE, gpu_visibility_variable, visib
 from hpcray.platform.installation import installation
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
+from hpcray.platform.python_lines import code_line
 from hpcray.platform.session_directory import session_root
 from hpcray.platform.spill_files import TmpDirectory, file_system_type, inspect_tmp_directory, tmp_directories
 from hpcray.transport.startup import (
@@ -121,7 +122,7 @@ _ucx = partial(DoctorFinding, "UCX")
 def probe_wires() -> dict[str, Any]:
     """`transport.selection.describe` in a process of its own: libraries that do not fit each other may crash it."""
     try:
-        line = [sys.executable, "-c", _PROBE]
+        line = code_line(_PROBE)
         done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_TIMEOUT)
     except subprocess.TimeoutExpired:
         return {"error": f"loading MPI and UCX took more than {_PROBE_TIMEOUT} s"}

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 
 from hpcray.diagnostics.metrics_endpoint import METRICS_SOCKET, MetricsEndpoint, metrics_text, read_metrics
+from hpcray.platform.private_files import write_private_file
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.node_metrics import common_labels, own_metrics
 
@@ -69,10 +70,4 @@ def _text(process: CoreWorker) -> str:
 
 def _write(path: Path, text: str) -> None:
     """A collector sees the old file or the new one, whole."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        temporary.write_text(text)
-        temporary.chmod(_MODE)
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_private_file(str(path), text.encode(), mode=_MODE)

@@ -10,6 +10,7 @@ import msgspec
 from hpcray.common.ids import raylet_of, show_proc
 from hpcray.diagnostics.cluster_query import ATTACHED, ClusterQuery
 from hpcray.diagnostics.record_replay import Record, Replay
+from hpcray.platform.private_files import write_private_file
 
 _FORMAT = "hpcray record 1"
 
@@ -66,8 +67,8 @@ def _fetch_one(diagnosis: ClusterQuery, proc: bytes, name: str) -> Record | None
 
 
 def write(path: Path, records: list[Record]) -> None:
-    """Write all records to one file."""
-    path.write_bytes(msgspec.msgpack.encode(RecordingFile(_FORMAT, records)))
+    """Write all records to one file, which only this user can read: arguments of calls are in it."""
+    write_private_file(str(path), msgspec.msgpack.encode(RecordingFile(_FORMAT, records)))
 
 
 def read(path: Path) -> list[Record]:

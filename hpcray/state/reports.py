@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpcray.common.resources import ACCELERATOR_TYPE
+from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.cluster_query import show_kernel
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users
@@ -83,6 +84,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def print_text(text: str, style: str = "") -> None:
     """Print a line to standard output; on a terminal in as many lines as it takes."""
     console = Console(highlight=False, markup=False)
+    text = plain(text)
     if console.is_terminal:
         console.print(text, style=style or None)
     else:
@@ -174,14 +176,14 @@ def _table(
     for name in columns:
         table.add_column(Text(name), justify="right" if name in right else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*(value if isinstance(value, Text) else Text(_text(value)) for value in row))
+        table.add_row(*(Text(_text(value), getattr(value, "style", "")) for value in row))
     return table
 
 
 def _text(value: Any) -> str:
     """One line: errors and names may have several, and escape sequences."""
     text = "" if value is None else str(value)
-    return text if text.isprintable() else " ".join(text.replace("\x1b", " ").split())
+    return text if text.isprintable() else plain(" ".join(text.split()))
 
 
 def _cut(value: Any, width: int) -> Any:

@@ -120,7 +120,7 @@ def _named(text: str, whole: bool, modules: set[str]) -> Iterator[str]:
 def string_arrows(sources: Iterable[Source]) -> set[Arrow]:
     """Each module of hpcray that a string of another module names, wherever the string stands: in a call, a constant, a
     table. What imports nothing does not count: docstrings, names of loggers, what is compared with, the program after
-    `-m` in a command line, and the packages that hold the module."""
+    `-m` in a command line (`module_line`), and the packages that hold the module."""
     sources = list(sources)
     modules = {module_name(source.path) for source in sources} | {"hpcray"}
     found: set[Arrow] = set()
@@ -138,6 +138,8 @@ def string_arrows(sources: Iterable[Source]) -> set[Arrow]:
             called = last_name(node.func)
             if called == "getLogger":
                 skipped.update(map(id, node.args))
+            elif called == "module_line":  # of platform/python_lines.py: `python -m PROGRAM`
+                skipped.update(map(id, node.args[:1]))
             elif called in _IMPORTERS and node.args:
                 text, whole = folder.text(node.args[0])
                 if text.startswith("."):  # relative to the package that the second argument names
@@ -680,12 +682,11 @@ def code_lines(source: Source) -> int:
 
 
 def lines_by_room(sources: Iterable[Source]) -> dict[str, int]:
-    """Lines of code of each room, and of the `kernel` and the `whole` package."""
+    """Lines of code of each room, and of the `kernel`."""
     found = Counter[str]()
     for source in sources:
         lines = code_lines(source)
         found[room(source.path)] += lines
-        found["whole"] += lines
         if room(source.path) in KERNEL:
             found["kernel"] += lines
     return dict(found)

@@ -27,7 +27,7 @@ class Ended:
 class Job:
     """A running command with its output in pipes. A context manager: what still runs at the end is killed."""
 
-    def __init__(self, command: Sequence[str], environ: dict[str, str] | None = None) -> None:
+    def __init__(self, command: Sequence[str], environ: dict[str, str] | None = None, cwd: Path | None = None) -> None:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         self.child = subprocess.Popen(
             command,
@@ -37,6 +37,7 @@ class Job:
             text=True,
             env={**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **(environ or {})},
             start_new_session=True,
+            cwd=cwd,
         )
 
     @property

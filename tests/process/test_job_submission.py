@@ -347,3 +347,11 @@ def test_the_end_of_the_cluster_is_the_end_of_its_jobs(tmp_path: Path):
     assert subprocess.run([sys.executable, "-c", code], env=environ).returncode == 9
     pid = int((tmp_path / "pid").read_text())
     eventually(lambda: not alive(pid), "the end of the entrypoint")
+
+
+@pytest.mark.parametrize("ident", ["a/b", "../x", "a\nb", "x" * 300])
+def test_a_submission_id_that_is_no_name_of_a_file_is_refused_with_the_reason(
+    client: JobSubmissionClient, ident: str
+) -> None:
+    with pytest.raises(RuntimeError, match="is no submission_id.*no slash"):
+        client.submit_job(entrypoint="true", submission_id=ident)

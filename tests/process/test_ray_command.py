@@ -116,6 +116,40 @@ def test_health_is_an_exit_code(command: Command, tmp_path: Path) -> None:
     assert code(HPCRAY_ADDRESS="", HPCRAY_TMPDIR=str(tmp_path)) == 1
 
 
+KEPT = "check-open-ports drain-node get-auth-token global-gc kuberay-autoscaler local-dump sanity-check serve"
+
+
+@pytest.mark.parametrize("name", KEPT.split())
+def test_commands_of_rays_that_nobody_needs_have_a_hint(name: str) -> None:
+    line = [sys.executable, "-m", "hpcray.cli.ray", name, "--option", "word"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and f"ray {name}: " in done.stderr and "hint: " in done.stderr
+
+
+def test_usage_statistics_are_disabled_already() -> None:
+    line = [sys.executable, "-m", "hpcray.cli.ray", "disable-usage-stats"]
+    assert "disabled" in subprocess.run(line, capture_output=True, text=True, check=True).stdout
+
+
+def test_variables_and_arguments_of_ray_are_taken_without_a_word() -> None:
+    """Those of scripts and programs in public use."""
+    code = (
+        "import hpcray as ray\n"
+        "ray.init(num_cpus=1, _redis_password='x', _redis_username='u', _node_ip_address='10.1.1.1',\n"
+        "         include_dashboard=False, dashboard_host='0.0.0.0', dashboard_port=8265, _temp_dir='/tmp/x')\n"
+        "print(ray.get(ray.remote(lambda: 42).remote()))\n"
+    )
+    settings = {
+        "raylet_start_wait_time_s": "600", "num_heartbeats_timeout": "300", "gcs_server_request_timeout_seconds": "60",
+        "CGRAPH_get_timeout": "300", "memory_usage_threshold": "0.98", "record_ref_creation_sites": "true",
+        "DEDUP_LOGS": "0", "DISABLE_IMPORT_WARNING": "1", "ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "enable_metrics": "0",
+        "health_check_timeout_ms": "100000", "max_direct_call_object_size": "102400", "BACKEND_LOG_LEVEL": "debug",
+    }  # fmt: skip
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), **{f"RAY_{name}": text for name, text in settings.items()}}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "42\n", "")
+
+
 @pytest.mark.parametrize("name", ["status", "health-check"])
 def test_without_a_cluster_the_answer_is_1_and_no_step_of_slurm_is_started(
     command: Command, tmp_path: Path, name: str

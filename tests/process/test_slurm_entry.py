@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from engine import hpcray_only
 
+from hpcray.platform.python_lines import module_line
+
 pytestmark = hpcray_only
 
 QUEUE = "4711|RUNNING|4|1:00:00|2026-01-01T10:00:00|n[1-4]|train"
@@ -32,6 +34,8 @@ echo "options$options"; env | sort | grep -E "SLURM|HPCRAY_[EAS]"
 printf "\\036" >&2; echo "to standard error" >&2; shift 4
 echo "command ${*:2}"; [ -n "$LASTS" ] && exec sleep 60; exit 7
 """
+
+MODULE = " ".join(module_line("hpcray.cli.__main__")[1:])
 
 
 class LoginNode:
@@ -66,7 +70,7 @@ def test_the_step_gets_the_shells_variables_but_those_of_slurm(tmp_path: Path) -
     _, out, _ = login.run("status", HPCRAY_ADDRESS="/gone", **shell)
     assert out.endswith("status --job /gone\n")  # what the variable names is not another job
     code, out, err = login.run("status", "--json", SLURM_CONF="/etc/s.conf", SLURM_EXPORT_ENV="NONE", **shell)
-    assert code == 7 and out.splitlines()[-1] == "command -m hpcray.cli.__main__ status --json"
+    assert code == 7 and out.splitlines()[-1] == f"command {MODULE} status --json"
     assert [line for line in out.splitlines() if "=" in line and not line.startswith("options")] == [
         "HPCRAY_ENTERED_JOB=4711", "SLURM_CONF=/etc/s.conf",
     ]  # fmt: skip
@@ -95,9 +99,7 @@ def test_which_job_is_meant(tmp_path: Path, queue: str, wanted: str, have: str, 
     if expected.startswith("47"):
         job, _, named = expected.partition(" ")
         assert code == 7 and f"--jobid={job} " in out, err
-        assert out.splitlines()[-1] == " ".join(
-            ["command -m hpcray.cli.__main__ list actors", *([named] if named else [])]
-        )
+        assert out.splitlines()[-1] == " ".join([f"command {MODULE} list actors", *([named] if named else [])])
     else:
         assert expected in err and code == (2 if "--job" in expected else 1), err
 

@@ -68,3 +68,39 @@ def test_commands_on_a_login_node_find_the_job_through_slurm(slurm: Slurm) -> No
         slurm.said("scancel", ids[0])
         first.wait()
     slurm.check()
+
+
+def test_every_address_of_the_heads_host_leads_to_the_cluster_from_every_node(slurm: Slurm) -> None:
+    """Also one of another network, which the other nodes do not know; and from a host without a node, by a step."""
+    ray = ["python", "-m", "hpcray.cli.ray"]
+    words = ["job", "submit", "--", "python", "-c", _COUNT]
+    slurm.said("ip", "address", "add", "10.77.0.1/24", "dev", "eth0", host="n1")
+    try:
+        hold = ["salloc", "-N2", "-w", "n1,n2", *SRUN, "-N2", "python", "-m", "hpcray", "-m", "hpcray.job_submission"]
+        with slurm.start(*hold) as holder:
+            while not (line := holder.line()).startswith("ready for jobs: "):
+                assert line or holder.wait().code == 0, line
+            (job,) = slurm.said("squeue", "-h", "-o", "%A").split()
+            inside = {"SLURM_JOB_ID": job}
+            for host, address in (
+                ("n1", "http://127.0.0.1:8265"), ("n1", "http://10.77.0.1:8265"), ("n2", "http://n1:8265"),
+                ("n2", "http://10.77.0.1:8265"), ("n2", "n1:6379"), ("n4", "http://n1:8265"),
+            ):  # fmt: skip
+                environ = {"RAY_ADDRESS": address, **(inside if host != "n4" else {})}
+                done = slurm.run(*ray, *words, host=host, environ=environ)
+                assert done.code == 0 and "nodes 2" in done.out.splitlines(), (host, address, done.out + done.err)
+            for host, address in (("n1", "auto"), ("n2", "n1:6379"), ("n2", "10.77.0.1:6379")):
+                text = slurm.run(*ray, "status", "--address", address, host=host, environ=inside)
+                assert text.code == 0 and text.out.count(" 1 node_") == 2, text.err
+            strange = slurm.run(*ray, "status", "--address", "10.77.0.9:6379", host="n2", environ=inside)
+            assert strange.code == 1 and "10.77.0.9" in strange.err
+            began = time.monotonic()
+            nowhere = slurm.run(*ray, "status", host="n3", environ=inside)
+            assert nowhere.code == 1 and "Could not find any running Ray instance" in nowhere.err
+            assert time.monotonic() - began < 5.0  # a step of Slurm's took longer
+            slurm.said("scancel", job)
+            holder.wait()
+    finally:
+        slurm.said("ip", "address", "del", "10.77.0.1/24", "dev", "eth0", host="n1")
+    slurm.wait(lambda: not slurm.said("squeue", "-h"), "the end of the job")
+    slurm.check()

@@ -20,7 +20,7 @@ from hpcray.common.launch_config import LaunchConfig
 from hpcray.core.gcs.node_types import NodeType
 from hpcray.jobs import submission
 from hpcray.jobs.submission import JobRequest, check_request, with_configured_place
-from hpcray.jobs.submitted_job import default_folder
+from hpcray.jobs.submitted_job import jobs_folder
 from hpcray.launch.launch_line import LaunchOptions, with_configured_launcher
 from hpcray.platform import config_files
 from hpcray.platform.config_files import (
@@ -173,9 +173,9 @@ def test_directories_of_the_configuration_are_used(site: Path, monkeypatch: pyte
     (site / "t").mkdir()
     write(site, "user", f"tmpdir = '{site}/t'\njobs = '~/jobs'\n")
     assert tmp_directories()[0].path == f"{site}/t"
-    assert default_folder() == Path("~/jobs").expanduser()
+    assert jobs_folder() == Path("~/jobs").expanduser()
     monkeypatch.setenv("HPCRAY_JOBS", "/j")
-    assert default_folder() == Path("/j")
+    assert jobs_folder() == Path("/j")
     write(site, "user", "tmpdir = '/var/tmp'")
     assert session_root(os.environ) == f"/var/tmp/hpcray-{os.getuid()}"
     assert session_root({**os.environ, "HPCRAY_TMPDIR": "/tmp"}) == f"/tmp/hpcray-{os.getuid()}"

@@ -181,8 +181,10 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     engine.drop_peer = lambda proc: None
     engine.peers = {WORKER: SimpleNamespace(functions={task.fn.id}, out=[], dirty=True)}  # type: ignore[union-attr]
     config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0, max_nodes=0, record="")
+    died: list[bytes] = []
     process: Any = SimpleNamespace(
-        engine=engine, table=table, me=ME, node=1, cluster_size=1, config=config, on_death=lambda proc: None,
+        engine=engine, table=table, me=ME, node=1, cluster_size=1, config=config,
+        executor=SimpleNamespace(process_died=died.append),
         gcs=SimpleNamespace(process_died=lambda proc: None),
         extensions=SimpleNamespace(process_died=lambda proc: None),
     )  # fmt: skip
@@ -195,4 +197,5 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     submitter.leases.granted(m.LeaseGranted(klass.index, b"lease", WORKER), 0.0)
     HANDLERS[m.LeaseRevoked](process)(b"", m.LeaseRevoked(b"lease", WORKER, "killed by signal 9"))
     entry = table.entries[oid]
+    assert died == [WORKER]
     assert (entry.value, entry.left_at, list(klass.queue)) == ((b"value", None, []) if answered else (b"", [3], [task]))

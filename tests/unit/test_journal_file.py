@@ -203,7 +203,7 @@ def test_a_journal_of_another_user_is_refused(tmp_path: Path, name: str) -> None
     path = tmp_path / "j"
     write(path, (b"one", True))
     os.chown(path / name, 65534, -1)
-    with pytest.raises(StartupError, match="belongs to user 65534"):
+    with pytest.raises(StartupError, match="belongs to uid 65534"):
         read(path)
 
 

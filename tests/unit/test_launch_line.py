@@ -26,10 +26,11 @@ from hpcray.launch.launch_line import (
     try_srun,
 )
 from hpcray.platform.allocation import read_allocation
+from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
 
 SITE = LaunchSite(python="/env/bin/python", mpirun="/env/bin/mpirun", root=False, environ={})
-RANK = ["/env/bin/python", "-m", "hpcray"]
+RANK = module_line("hpcray", python="/env/bin/python")
 
 
 def line(argv: str, site: LaunchSite = SITE) -> list[str]:

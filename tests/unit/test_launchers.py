@@ -25,6 +25,7 @@ from hpcray.launch.launch_line import (
 from hpcray.launch.launchers import FLUX, INTEL_MPI, LAUNCHERS, MPICH, OPEN_MPI, PALS, Placement, recognise
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.python_lines import module_line
 from hpcray.transport.startup import Launch, read_launch
 
 BANNERS = {
@@ -63,7 +64,7 @@ def launched(tmp_path: Path, *argv: str, **environ: str) -> list[str]:
     done = subprocess.run(line, env=given, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     assert not done.returncode, done.stderr
     words: list[str] = json.loads((tmp_path / "argv.json").read_text())
-    assert words[words.index(sys.executable) :] == [sys.executable, "-m", "hpcray", "p.py"]
+    assert words[words.index(sys.executable) :] == module_line("hpcray", "p.py")
     return words[: words.index(sys.executable)]
 
 
@@ -107,7 +108,7 @@ def test_a_pbs_job_gets_one_rank_on_each_of_its_nodes(tmp_path: Path, name: str,
     site = LaunchSite("python", "/x/mpirun", False, environ, slurm=slurm, launcher=name)
     expected = ["/x/mpirun", *(str(nodes) if word == "FILE" else word for word in words)]
     options = parse_options(["p.py"])
-    assert compose(options, site) == [*expected, "python", "-m", "hpcray", "p.py"]
+    assert compose(options, site) == [*expected, *module_line("hpcray", "p.py", python="python")]
     assert starts_here(options, site) and not starts_here(parse_options(["--driver-rank", "1", "p.py"]), site)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from hpcray.core.core_worker.output_lines import OutputLines
 from hpcray.protocol.messages import WorkerOutput
+from hpcray.runtime.worker import log_output
 from hpcray.runtime.worker.log_output import WorkerLogFile
 
 
@@ -81,3 +83,59 @@ def test_the_part_of_a_task_ends_where_the_name_of_another_one_stands(worker: Wo
     text = worker.paths["err"].read_text()
     parts = [worker.files["err"].parts(task) for task in (b"first", b"second", b"third")]
     assert [[text[start:end] for start, end in part] for part in parts] == [["of the first\n"], [], ["of the third\n"]]
+
+
+# ---------------------------------------------------------------- output that cannot be written
+
+
+@pytest.fixture
+def full(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """A disk that is full while the only element is True; a look whether that has changed takes no second."""
+    state = [True]
+    write = os.write
+
+    def maybe(fd: int, data: bytes) -> int:
+        if state[0] and fd in [file.fileno() for file in worker.files.values()]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data)
+
+    monkeypatch.setattr(log_output.os, "write", maybe)
+    monkeypatch.setattr(log_output, "_RETRY_INTERVAL", 0.0)
+    return state
+
+
+def test_lines_that_a_full_disk_takes_are_counted_and_said(worker: Worker, full: list[bool]) -> None:
+    complaints: list[str] = []
+    worker.files["out"]._complain = complaints.append
+    worker.run("first")
+    for number in range(1000):
+        worker.prints("out", f"line {number}\n")
+    assert complaints == ["No space left on device"], "once"
+    full[0] = False
+    worker.prints("out", "again\n")
+    lines = [line for _, line in worker.shown("out") if line]
+    # The name of the task, which the driver does not show, is a line too.
+    assert lines == ["hpcray: 1001 lines of output are lost here: No space left on device", "again"]
+
+
+def test_lines_that_are_lost_at_the_end_are_said(worker: Worker, full: list[bool]) -> None:
+    worker.prints("out", "one\ntwo\n")
+    full[0] = False
+    worker.files["out"].say_what_is_lost()
+    assert worker.shown("out")[-1][1] == "hpcray: 2 lines of output are lost here: No space left on device"
+
+
+def test_a_log_directory_that_is_gone_fails_nothing_and_is_used_when_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_output, "_RETRY_INTERVAL", 0.0)
+    complaints: list[str] = []
+    file = WorkerLogFile(os.open(os.devnull, os.O_WRONLY))
+    file.open(str(tmp_path / "logs" / "worker.out"), lambda: ("", (b"", 0.0)), None, complaints.append)
+    file.write(b"lost\n")
+    (tmp_path / "logs").mkdir()
+    file.write(b"kept\n")
+    text = (tmp_path / "logs" / "worker.out").read_text()
+    assert text == "\nhpcray: 1 lines of output are lost here: No such file or directory\nkept\n"
+    assert complaints == ["No such file or directory"]
+    os.close(file.fileno())

@@ -14,6 +14,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.mpi import place
 from hpcray.mpi.nested_job import NestedMpiSite, RankShare, compose, hostfile, launch_environ
 from hpcray.mpi.processes import find_directory
+from hpcray.platform.python_lines import module_line
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,8 @@ def site(**given: Any) -> NestedMpiSite:
 def test_mpirun_starts_the_ranks_of_one_host_on_localhost() -> None:
     line = compose([RankShare("n1", "/s/1", 0, 2), RankShare("n1", "/s/2", 2, 1)], site())
     assert line[:7] == ["/m/mpirun", "--host", "localhost", "-n", "3", "--map-by", "node:OVERSUBSCRIBE"]
-    assert line[-5:-1] == ["/p", "-m", "hpcray.mpi.processes", "rank"]
+    rank = module_line("hpcray.mpi.processes", "rank", python="/p")
+    assert line[-len(rank) - 1 : -1] == rank
     assert json.loads(line[-1]) == {"shares": [["/s/1", 0, 2], ["/s/2", 2, 1]], "srun": False, "one_host": True}
     assert line[line.index("prte_tmpdir_base") + 1] == "/s/1"
 

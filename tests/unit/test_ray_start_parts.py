@@ -239,7 +239,7 @@ def test_a_temporary_directory_that_all_can_write_to_is_not_used(tmp_path: Path)
     top.mkdir()
     top.chmod(0o777)
     files = SessionFiles(str(top), False)
-    assert files.top == f"{top}-{os.getuid()}" and "all users can write" in files.note
+    assert files.top == f"{top}-{os.getuid()}" and "can be written by others" in files.note
     files.close()
 
 

@@ -37,6 +37,7 @@ from hpcray.jobs import (
 from hpcray.jobs.batch_launch import BatchLaunch, sigterm_ignored
 from hpcray.jobs.submission import check_request, parse_time
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, find_job, list_jobs, make_folder, states
+from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
 
 
@@ -206,10 +207,13 @@ def launch(**given: Any) -> BatchLaunch:
 
 def test_a_batch_launch_composes_the_hpcray_launch_line() -> None:
     script = launch(node=NodeOptions(num_cpus=3, num_gpus=1, driver=["s.py", "a"])).line(Path("/f"))
-    assert script[3:] == ["-n", "2", "--num-cpus", "3", "--num-gpus", "1", "s.py", "a"]
-    assert parse_options(script[3:]).node == NodeOptions.from_argv(script[5:]), "hpcray-launch reads the same spelling"
+    at = len(module_line("hpcray.cli.launch"))
+    assert script[at:] == ["-n", "2", "--num-cpus", "3", "--num-gpus", "1", "s.py", "a"]
+    assert parse_options(script[at:]).node == NodeOptions.from_argv(script[at + 2 :]), (
+        "hpcray-launch reads the same spelling"
+    )
     call = launch(call=PickledCall("f", (), b""), slurm=True).line(Path("/f"))
-    assert call[3:] == ["-n", "2", "--srun", "-m", "hpcray.jobs.batch_launch", "/f"]
+    assert call[at:] == ["-n", "2", "--srun", "-m", "hpcray.jobs.batch_launch", "/f"]
 
 
 def test_a_job_that_may_not_start_again_has_no_checkpoint() -> None:

@@ -20,6 +20,7 @@ from hpcray.compat.names.serialization_context import SerializationContext
 from hpcray.compat.names.worker_modes import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE
 from hpcray.core.core_worker.object_entry import INLINE, STORED
 from hpcray.platform.log_format import rotation_limits
+from hpcray.platform.private_files import make_private_directory
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import deserialize
@@ -189,7 +190,7 @@ class _GlobalNode:
     def get_logs_dir_path(self) -> str:
         """Return the directory of this node's log files, which exists."""
         path = logs_directory(self._process.session_dir)
-        os.makedirs(path, 0o700, exist_ok=True)
+        make_private_directory(path)
         return path
 
     @property

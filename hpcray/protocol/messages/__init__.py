@@ -43,7 +43,7 @@ Message = Union[
     ObjectGet, ObjectReady, BorrowAdd, BorrowAck, BorrowDrop, AddLocation, BorrowTake, KeepCopies, SettleBorrows,
     BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost,
-    WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed,
+    WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed, OutputLost,
     Introspect, ListRetriableTasks, RetriableTasks, LastFigures, ExtensionMessage,
     StateLogAppend, StateLogAck, HeadLost, NewHead,
     FrameSlots, SlotFrame, FrameRead, ReclaimFrameSlots, FrameSlotsReturned,

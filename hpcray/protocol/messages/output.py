@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-__all__ = ["FlushOutput", "OutputFlushed", "OutputPrinted", "WorkerOutput"]
+__all__ = ["FlushOutput", "OutputFlushed", "OutputLost", "OutputPrinted", "WorkerOutput"]
 
 
 class WorkerOutput(Struct, array_like=True, tag=170):
@@ -32,3 +32,9 @@ class FlushOutput(Struct, array_like=True, tag=172):
 
 class OutputFlushed(Struct, array_like=True, tag=173):
     """r→driver: the answer to FlushOutput."""
+
+
+class OutputLost(Struct, array_like=True, tag=174):
+    """w→r: what the worker prints cannot be written. No answer."""
+
+    text: str

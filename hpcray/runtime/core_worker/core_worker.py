@@ -78,6 +78,24 @@ class Diagnostics(Protocol):
         """List the object stores of all nodes, or of some."""
 
 
+class WorkerExecutor(Protocol):
+    """The part of a worker that runs its tasks (`runtime.worker.task_executor`). Its methods are called with the
+    engine's lock held."""
+
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Wait for `waiter` inside a task, which lends its CPU meanwhile. Returns False at the deadline."""
+
+    def process_died(self, proc: bytes) -> None:
+        """End what runs for a dead process only."""
+
+    def save_state(self) -> Callable[[], bool]:
+        """Save the state of the actor that runs here, if it moves to another node.
+
+        Returns:
+            What returns whether that is done.
+        """
+
+
 class CoreWorker:
     """A process that owns objects, borrows others, and talks to its raylet and its peers. One per interpreter.
 
@@ -85,8 +103,8 @@ class CoreWorker:
 
     Attributes:
         head: index of the node where the GCS is. job: what the driver has set for all workers; None before that.
-        on_exit: called with the exit code when the raylet ends this process. on_death: called with a dead process.
-        blocker: how a worker waits inside a task (it lends its CPU meanwhile); None elsewhere.
+        exit_listeners: called with the exit code when the raylet ends this process, or is gone, in this order.
+        executor: runs the tasks of a worker; None in other processes.
         handlers: of all messages, once it is started.
         extensions: features in this process. features: functions that import them.
     """
@@ -102,6 +120,7 @@ class CoreWorker:
         session_dir: str,
         diagnostics: Callable[[CoreWorker], Diagnostics],
         features: FeatureTable,
+        executor: Callable[[CoreWorker], WorkerExecutor] | None,
     ) -> None:
         self.me = me = welcome.proc
         self.node = node_of(me)
@@ -115,7 +134,6 @@ class CoreWorker:
         self.arenas = {self.node: arena}
         self.frame_slots: FrameSlotClient = FrameSlotClient(self, arena)
         self.local = ThreadState()
-        self.blocker: Callable[[Waiter, float | None], bool] | None = None
         self.node_id = welcome.node_id
         self.host = welcome.host
         self.kind = kind
@@ -130,8 +148,7 @@ class CoreWorker:
         storages.keep(lambda: min(config.unused_tensor_memory, usable_memory() // 8))
         self.run = welcome.run
         self.head = welcome.head
-        self.on_exit: Callable[[int], None] = lambda code: None
-        self.on_death: Callable[[bytes], None] = lambda proc: None
+        self.exit_listeners: list[Callable[[int], None]] = []
         self._raylet = raylet_of(self.node)
         # Refs of an earlier session of this interpreter may still live: their ids must never be ours.
         self.task_counter = (next(_sessions) & 0xFF) << 32
@@ -140,7 +157,6 @@ class CoreWorker:
         self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
         self._leaving: set[int] = set()  # nodes
-        self.save_state: Callable[[], Callable[[], bool]] = lambda: lambda: True
         self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
         self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs)
@@ -161,6 +177,7 @@ class CoreWorker:
         self.wait = self.waits.wait
         self.when_ready_here, self.when_available = reader.when_ready_here, reader.when_available
         self.when_ready, self.when_out_of_scope = reader.when_ready, reader.when_out_of_scope
+        self.executor = executor(self) if executor is not None else None
 
     def start(self, *handlers: HandlerTable, listener: socket.socket | None = None) -> None:
         """Begin to read and write.
@@ -189,12 +206,12 @@ class CoreWorker:
         self.table.bury(released)
 
     def block(self, waiter: Waiter, deadline: float | None) -> bool:
-        """Wait for `waiter` (lock held), in a worker through the hook that lends its CPU meanwhile."""
+        """Wait for `waiter` (lock held), in a worker as its executor does, which lends its CPU meanwhile."""
         if waiter.count <= 0:
             self.engine.flush()
             return True
-        if self.blocker is not None:
-            return self.blocker(waiter, deadline)
+        if self.executor is not None:
+            return self.executor.block(waiter, deadline)
         return self.engine.wait(waiter, deadline)
 
     def _collect_garbage(self) -> None:
@@ -345,7 +362,7 @@ class CoreWorker:
     def _peer_lost(self, proc: bytes, reason: str) -> None:
         if proc == self._raylet:
             self.dead = f"the raylet of this node is gone ({reason})"
-            self.on_exit(1)
+            self.end(1)
             self.table.fail_all(self.dead)
             self.extensions.disconnected()
             self.gcs.fail()
@@ -370,13 +387,19 @@ class CoreWorker:
             monotonic() + _DEATH_REPORT_TIMEOUT, lambda now: self.process_died(proc, f"{show_proc(proc)}: {reason}")
         )
 
+    def end(self, code: int) -> None:
+        """Call the `exit_listeners` (lock held)."""
+        for listener in self.exit_listeners:
+            listener(code)
+
     def process_died(self, proc: bytes, reason: str) -> None:
         """Drop a dead process: its leases, tasks, borrows and copies (lock held)."""
         self.engine.read_rest(proc)  # its last answers: its raylet's word comes on another way
         self.engine.drop_peer(proc)
         self.gcs.process_died(proc)
         self.extensions.process_died(proc)
-        self.on_death(proc)
+        if self.executor is not None:
+            self.executor.process_died(proc)
         leased = self.submitter.leases.workers.get(proc)
         for task in leased.inflight.values() if leased is not None else ():
             self.submitter.left_behind(task, proc)
@@ -394,7 +417,8 @@ class CoreWorker:
         self._leaving.add(msg.node)
         if msg.node == self.node:
             self.table.copies.hand_over()
-            ObjectHandover(self, self._leaving, self.save_state()).begin()
+            is_saved = self.executor.save_state() if self.executor is not None else lambda: True
+            ObjectHandover(self, self._leaving, is_saved).begin()
         else:
             ObjectEvacuation(self, msg).go_on()
 
@@ -520,7 +544,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.PlacementGroupStateUpdate: lambda p: lambda _, msg: p.placement_groups.on_state(msg),
     m.Drain: lambda p: p.drain_client.on_drain,
     m.DrainOver: lambda p: p.drain_client.on_drain_over,
-    m.Exit: lambda p: lambda _, msg: p.on_exit(msg.code),
+    m.Exit: lambda p: lambda _, msg: p.end(msg.code),
     m.ProcDied: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),
     m.Undeliverable: lambda p: lambda _, msg: p._undeliverable(msg),
     m.ProbeViaRaylet: lambda p: lambda src, _: p.engine.on_probe_via_raylet(src),
@@ -566,12 +590,14 @@ def connect(
     kind: str,
     diagnostics: Callable[[CoreWorker], Diagnostics],
     features: FeatureTable = NO_FEATURES,
+    executor: Callable[[CoreWorker], WorkerExecutor] | None = None,
 ) -> CoreWorker:
     """Join the session in `session_dir` as a "driver", "attached" driver, or "worker". `start` it when it is complete.
 
     Args:
         diagnostics: what answers questions about the process: `diagnostics.introspection.ObjectInventory`.
         features: what the entry point of this process knows about features.
+        executor: what runs the tasks of a worker.
 
     Raises:
         RaySystemError: no raylet answers there.
@@ -593,7 +619,7 @@ def connect(
         raise RaySystemError(f"the raylet of {session_dir} closed the connection; hint: is its job still running?")
     (welcome,) = m.decode(frame[16:])
     assert isinstance(welcome, m.Welcome)
-    return CoreWorker(sock, welcome, map_arena(fds[0], welcome), kind, session_dir, diagnostics, features)
+    return CoreWorker(sock, welcome, map_arena(fds[0], welcome), kind, session_dir, diagnostics, features, executor)
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes:

@@ -87,7 +87,7 @@ def exit_at_drain_deadline(process: CoreWorker) -> None:
         if handler is not signal.SIG_DFL and getattr(handler, "__module__", "") != forward_signals.__module__:
             process.drain_client.takes_part = True  # a handler of the program's own wants time to do what it does
 
-    process.on_exit = on_exit
+    process.exit_listeners.append(on_exit)
     process.drain_client.on_begin.append(on_begin)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hpcray.common.exceptions import TaskUnschedulableError
 from hpcray.common.ids import FIRST_RETURN, TASK_BYTES, node_of, owner_of, raylet_of, return_index, show_proc
+from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.lease_manager import ArgumentPrefetcher, LeaseManager, LocalityLeasePolicy
 from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor, PendingTask, SchedulingClass
@@ -443,7 +444,7 @@ class TaskSubmitter:
             if scheduling_class.queue and text.startswith("a task "):
                 text = f"task {self.leases.at(scheduling_class.queue, 0).name}{text.removeprefix('a task')}"
         if self._context.warn_once(known):
-            self._engine.call_soon(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
+            self._engine.call_soon(lambda: print(f"hpcray: {plain_line(text)}", file=sys.stderr, flush=True))
 
     def on_leases_capped(self, _: bytes, msg: m.LeasesCapped) -> None:
         """Tasks of a class wait for those that are blocked: let no others wait with them, and say so, once."""
@@ -453,7 +454,7 @@ class TaskSubmitter:
             text = f"task {self.leases.at(scheduling_class.queue, 0).name}{msg.reason.removeprefix('a task')}"
             self.wait_reasons[msg.scheduling_class] = msg.reason
             if self._context.warn_once(f"class {msg.scheduling_class} is held back"):
-                self._engine.call_soon(lambda: print(f"hpcray: {text}", file=sys.stderr, flush=True))
+                self._engine.call_soon(lambda: print(f"hpcray: {plain_line(text)}", file=sys.stderr, flush=True))
 
     def _fail_unschedulable(self, scheduling_class: SchedulingClass, reason: str) -> None:
         """End the tasks that wait for a lease which no node may ever grant."""

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 
 from hpcray.common.ids import raylet_of
 from hpcray.common.log_names import LOG_PREFIX_INFO_MESSAGE
+from hpcray.common.terminal_text import plain as plain_text
 from hpcray.core.core_worker.log_deduplicator import LogDeduplicator
 from hpcray.core.core_worker.output_lines import LogBatch, OutputLines
 from hpcray.platform.sockets import node_ip_address
@@ -209,7 +210,7 @@ def print_worker_logs(
     ignore_prefix = ignore_prefix or os.environ.get("RAY_DISABLE_WORKER_LOG_PREFIX", "0") in ("1", "true", "True")
     pid = batch.get("pid")
     name = batch.get("actor_name") or batch.get("task_name")
-    title = "" if pid in ("autoscaler", "raylet") else f"{name} pid=" if name else "pid="
+    title = "" if pid in ("autoscaler", "raylet") else f"{plain_text(name)} pid=" if name else "pid="
     ip = batch.get("ip")
     where = "" if ip == batch.get("localhost") else f", ip={ip}"
     lines = list(WorkerBars.take(batch.get("lines", ())))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 
 from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.python_lines import module_line
 
 SOCKET_ONLY = "socket"
 _STOP_TIMEOUT = 2.0  # seconds
@@ -26,7 +26,7 @@ class ChildProcess:
     """
 
     def __init__(self, words: Sequence[str], session_dir: str, silent: bool) -> None:
-        command = [sys.executable, "-m", "hpcray.cli", *words, "--job", session_dir]
+        command = module_line("hpcray.cli", *words, "--job", session_dir)
         environ = dict(os.environ)
         strip_launcher_variables(environ)
         # subprocess uses vfork and exec here: no Python code runs in a copy of this process, which has MPI open. In a

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import handles_signal
+from hpcray.platform.python_lines import module_line
 from hpcray.platform.session_directory import ADDRESS
 from hpcray.platform.status_line import TERMINAL_SIZE
 
@@ -36,8 +37,13 @@ class DriverChild:
         environ.pop(TERMINAL_SIZE, None)
         moved.set(environ)
         flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+        line = [moved.executable(), *command]
+        if command[0] == "-m" and command[1].startswith("hpcray."):
+            line = module_line(command[1], *command[2:], python=line[0])
+        # -P is for this node (`module_line`): the program has the sys.path of `python program.py`.
+        line[1:1] = [flag for flag in flags if flag != "-P"]
         # subprocess uses vfork and exec here: no Python code runs in a copy of this process, which has MPI open.
-        self._child = subprocess.Popen([moved.executable(), *flags, *command], env=environ)
+        self._child = subprocess.Popen(line, env=environ)
         self.pid = self._child.pid
         self.code: int | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from typing import Any
 
@@ -11,6 +12,14 @@ import msgspec
 
 from hpcray.common.exceptions import StartupError
 from hpcray.common.ids import HEAD, NIL_PROC
+from hpcray.platform.config_files import launch_config
+from hpcray.platform.private_files import (
+    CLOSED,
+    PrivateDirectory,
+    UntrustedPathError,
+    read_private_file,
+    state_place,
+)
 from hpcray.platform.session_directory import RAYLET_SOCKET
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol.frames import FrameReader, pack
@@ -28,6 +37,8 @@ from hpcray.protocol.messages import (
     encode,
 )
 
+JOIN_TOKENS = "join-tokens"
+"""Name of the directory of join tokens for nodes of other hosts."""
 _TIMEOUT = 30.0
 REQUEST = 1
 """Number of the one request of `ask_head`."""
@@ -63,13 +74,33 @@ def read_join_token(path: str) -> JoinToken:
         StartupError: there is none, or other users could have read or written it.
     """
     try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            state = os.fstat(file.fileno())
-            if state.st_uid != os.getuid() or state.st_mode & 0o077:
-                raise StartupError(f"{path} is no join token of yours: it must be yours alone, with mode 0600")
-            return msgspec.json.decode(file.read(), type=JoinToken)
+        return msgspec.json.decode(read_private_file(path, CLOSED, ancestors=True), type=JoinToken)
+    except UntrustedPathError as error:
+        raise StartupError(
+            f"{path} is no join token of yours: it must be yours alone, with mode 0600, and {error}"
+        ) from None
     except (OSError, msgspec.MsgspecError) as error:
         raise StartupError(f"{path} is no join token of a running job: {error}") from None
+
+
+def join_token_path(session: str) -> str:
+    """The path of the join token of a job for nodes of other hosts: where jobs are kept, on a file system that all
+    nodes share; in the user's home where others could exchange it."""
+    jobs = os.path.expanduser(launch_config(os.environ).jobs or ".hpcray-jobs")
+    place = state_place(os.path.join(jobs, JOIN_TOKENS), JOIN_TOKENS)
+    if place.passed_over:
+        print(f"hpcray: join tokens are in {place.path}: {place.passed_over}", file=sys.stderr)
+    return os.path.join(place.path, f"{session}.join-token")
+
+
+def write_join_token(path: str, token: bytes) -> None:
+    """Write a join token, in a directory that no other user can enter or exchange.
+
+    Raises:
+        OSError: the file system refuses, or the directory is not this user's alone.
+    """
+    with PrivateDirectory.open(os.path.dirname(path), True, CLOSED, ancestors=True) as directory:
+        directory.write(os.path.basename(path), token)
 
 
 def request_join_token(session_dir: str, other_hosts: bool = False, path: str = "") -> bytes:
@@ -81,7 +112,7 @@ def request_join_token(session_dir: str, other_hosts: bool = False, path: str = 
         path: where the token will be, on a file system that all nodes share: a later head writes it anew.
 
     Returns:
-        The join token, for `write_private_file`.
+        The join token, for `write_join_token`.
 
     Raises:
         StartupError: there is no such node, or no node can join its job.

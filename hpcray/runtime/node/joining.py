@@ -40,9 +40,8 @@ from hpcray.core.gcs.query_service import KeyValueStore
 from hpcray.platform.arena import Arena
 from hpcray.platform.batch_systems import cancel_by_id, cancel_by_name
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.private_files import write_private_file
 from hpcray.protocol import messages as m
-from hpcray.runtime.node.join_token import JoinToken
+from hpcray.runtime.node.join_token import JoinToken, write_join_token
 from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name
 from hpcray.runtime.node.node_transports import NodeTransports, open_world
 from hpcray.runtime.raylet.raylet import Raylet
@@ -139,7 +138,7 @@ class JoinAcceptor:
             try:
                 self._open(other_hosts != b"1")
                 if os.path.exists(path):
-                    write_private_file(path.decode(), msgspec.json.encode(self._token()))
+                    write_join_token(path.decode(), msgspec.json.encode(self._token()))
             except (OSError, TransportError) as error:
                 self._raylet.log(f"nodes that have {path.decode()} cannot join any more: {error}")
 

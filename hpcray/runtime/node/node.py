@@ -324,7 +324,7 @@ class _NodeServer:
         )
         spill_io = SpillIo(raylet, self._spill_files)
         log_monitor = LogMonitor(
-            loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b""
+            loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b"", raylet.log
         )
         frames = FrameSlotRouter(node.arena, node.frame_slots, router)
         loop.share_frames(frames)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
 from collections.abc import Mapping
 
 from hpcray.common.resources import Resources, to_amounts
+from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import INSTANCE
 
 NODE_TYPE = "RAY_NODE_TYPE_NAME"
@@ -35,7 +35,7 @@ def node_command(
         cpus, gpus, resources: of the node; None: what it has.
         settings: further options, by their names without the dashes.
     """
-    line = [sys.executable, "-m", "hpcray", "--join", token]
+    line = module_line("hpcray", "--join", token)
     line += [] if cpus is None else ["--num-cpus", f"{cpus:.15g}"]
     line += [] if gpus is None else ["--num-gpus", f"{gpus:.15g}"]
     line += ["--resources", json.dumps(dict(resources))] if resources else []
@@ -70,5 +70,5 @@ def batch_script(
     step += [] if cpus is None else [f"--cpus-per-task={cpus}"]
     step += command
     if options.get("nodes") != 1:
-        step = [sys.executable, "-m", "hpcray.cli.launch", "--join", token]
+        step = module_line("hpcray.cli.launch", "--join", token)
     return "\n".join(["#!/bin/sh", *lines, "exec " + shlex.join(step), ""])

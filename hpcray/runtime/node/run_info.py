@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
+from urllib.parse import quote
 
 from hpcray.common.config import Config
 from hpcray.platform.allocation import ask_end_time, end_time
+from hpcray.platform.private_files import state_place
 from hpcray.protocol.messages import RunInfo
 from hpcray.transport.startup import Launch
 
@@ -36,7 +39,7 @@ def read_run(config: Config, launch: Launch, environ: Mapping[str, str] | None =
     return RunInfo(
         end=end,
         drain_at=drain_start(end, time.time(), config.drain_margin),
-        checkpoints=checkpoint_directory(config, environ),
+        checkpoints=checkpoint_directory(config, environ, announce=launch.rank == 0),
         restarts=restart_count(environ),
         signals=drain_signals(config, launch, environ),
         exit_code=config.drain_exit_code,
@@ -50,13 +53,27 @@ def drain_start(end: float, now: float, margin: float) -> float:
     return end - min(margin, max(0.0, end - now) * _SHARE)
 
 
-def checkpoint_directory(config: Config, environ: Mapping[str, str]) -> str:
-    """Return the directory of this job's checkpoints, the same in all its runs; "" when it is not known."""
-    if config.checkpoint_dir:
-        return os.path.abspath(os.path.expanduser(config.checkpoint_dir))
+def checkpoint_directory(config: Config, environ: Mapping[str, str], announce: bool = False) -> str:
+    """Return the directory of this job's checkpoints, the same in all its runs; "" when it is not known.
+
+    In a place where another user could exchange them it is one in the user's home.
+
+    Args:
+        announce: whether a line on standard error says so.
+    """
     home = environ.get("SLURM_SUBMIT_DIR") or environ.get("PBS_O_WORKDIR")
     job = environ.get("SLURM_JOB_ID") or environ.get("PBS_JOBID")
-    return os.path.join(home, _DIRECTORY, job) if home and job else ""
+    if config.checkpoint_dir:
+        wanted = os.path.abspath(os.path.expanduser(config.checkpoint_dir))
+    elif home and job:
+        wanted = os.path.join(home, _DIRECTORY, job)
+    else:
+        return ""
+    # Names in the home differ as the wanted ones do: two experiments do not get each other's checkpoints.
+    place = state_place(wanted, os.path.join("checkpoints", quote(wanted.strip("/"), safe="")), own=False)
+    if place.passed_over and announce:
+        print(f"hpcray: checkpoints are in {place.path}: {place.passed_over}", file=sys.stderr, flush=True)
+    return place.path
 
 
 def restart_count(environ: Mapping[str, str]) -> int:

@@ -16,6 +16,7 @@ from hpcray.common.log_names import (
     LOG_PREFIX_TASK_NAME,
     parse_worker_log_name,
 )
+from hpcray.platform.private_files import open_private_file
 from hpcray.runtime.raylet.rotated_files import read_on
 
 _MARKS = (LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_ID, LOG_PREFIX_TASK_NAME)
@@ -72,7 +73,8 @@ class LogFiles:
             return []
         found: list[tuple[str, float, str]] = []
         for changed, name in sorted(files)[-_TAILED:]:
-            with contextlib.suppress(OSError), open(self._directory / name, "rb", buffering=0) as file:
+            path = str(self._directory / name)
+            with contextlib.suppress(OSError), os.fdopen(open_private_file(path), "rb", buffering=0) as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
                 text = file.read(_TAIL_BYTES).decode(errors="replace")
                 told = [line for line in text.splitlines() if line and not line.startswith(_MARKS)]
@@ -87,7 +89,7 @@ class LogFiles:
         if not Path(path).is_relative_to(self._directory):
             return {"problem": f"{path} not in {self._directory}"}
         try:
-            with open(path, "rb", buffering=0) as file:
+            with os.fdopen(open_private_file(str(path)), "rb", buffering=0) as file:
                 file.seek(start)
                 return {"data": file.read(min(size, LOG_PIECE)), "size": os.fstat(file.fileno()).st_size}
         except OSError as error:

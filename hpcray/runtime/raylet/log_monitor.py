@@ -19,6 +19,7 @@ from hpcray.common.ids import number_of
 from hpcray.common.log_names import parse_worker_log_name
 from hpcray.common.resources import JOB_FIELD, RUNTIME_ENV
 from hpcray.platform.inotify import DirectoryWatch
+from hpcray.platform.private_files import make_private_directory
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -61,14 +62,24 @@ class LogMonitor:
     Args:
         directory: where they are; made here.
         first_driver: returns the proc id of the cluster's first driver; b"" while there is none, or it wants no output.
+        log: writes a line about this node.
     """
 
-    def __init__(self, loop: EventLoop, router: Router, directory: str, first_driver: Callable[[], bytes]) -> None:
-        os.makedirs(directory, 0o700, exist_ok=True)
+    def __init__(
+        self,
+        loop: EventLoop,
+        router: Router,
+        directory: str,
+        first_driver: Callable[[], bytes],
+        log: Callable[[str], None],
+    ) -> None:
+        make_private_directory(directory)
         self._loop = loop
         self._router = router
         self._directory = directory
         self._first_driver = first_driver
+        self._log = log
+        self._lost: set[str] = set()
         self._ip = node_ip_address()
         self._drivers: dict[int, bytes] = {}
         self._tails: dict[str, _Tail] = {}
@@ -107,6 +118,13 @@ class LogMonitor:
         self._on_the_way[src] = self._on_the_way.get(src, 0) - msg.size
         if self._changed:
             self._schedule(0.0)
+        return _NOTHING
+
+    def on_lost(self, now: float, src: bytes, msg: m.OutputLost) -> Iterable[Any]:
+        """A worker cannot write its log files. All workers of the node have the same problem: it is said once."""
+        if msg.text not in self._lost:
+            self._lost.add(msg.text)
+            self._log(f"{msg.text}; hint: make room there, or set HPCRAY_LOG_DIR or HPCRAY_TMPDIR to another place")
         return _NOTHING
 
     def on_flush(self, now: float, src: bytes, msg: m.FlushOutput) -> Iterable[Any]:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from hpcray.common.ids import HEAD, node_of, raylet_of, show_proc
+from hpcray.common.terminal_text import plain_line
 from hpcray.core import effects as fx
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
@@ -189,7 +190,8 @@ class Raylet:
     def log(self, text: str) -> None:
         """Print a line on stderr."""
         with contextlib.suppress(OSError):  # the other end of stderr may be gone, as when the launcher was killed
-            print(f"hpcray: node {self.node} ({self.context.info.host}): {text}", file=sys.stderr, flush=True)
+            where = f"node {self.node} ({self.context.info.host})"
+            print(f"hpcray: {where}: {plain_line(text)}", file=sys.stderr, flush=True)
 
     def _fork_worker(self, effect: fx.ForkWorker) -> None:
         if effect.env:
@@ -584,6 +586,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.FrameRead: lambda r: r.frames.on_frame_read,
     m.FrameSlotsReturned: lambda r: r.frames.on_returned,
     # What workers print.
+    m.OutputLost: lambda r: r.log_monitor.on_lost,
     m.OutputPrinted: lambda r: r.log_monitor.on_printed,
     m.FlushOutput: lambda r: r.log_monitor.on_flush,
     # Memory and introspection.

@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import os
 
+from hpcray.platform.private_files import open_private_file
+
 
 def read_on(path: str, inode: int, offset: int, size: int) -> tuple[bytes, int, int, bool]:
     """Read on in a log file, or in those that took its place.
@@ -28,7 +30,7 @@ def read_on(path: str, inode: int, offset: int, size: int) -> tuple[bytes, int, 
                 before = sum(file.st_size for _, file in files[: place + 1])
                 inode, offset = inodes[place], max(0, before + offset) if offset < 0 else 0
             place = inodes.index(inode)
-            with open(files[place][0], "rb", buffering=0) as file:
+            with os.fdopen(open_private_file(files[place][0]), "rb", buffering=0) as file:
                 found = os.fstat(file.fileno())
                 if found.st_ino != inode:
                     continue

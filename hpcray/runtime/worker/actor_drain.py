@@ -43,7 +43,6 @@ class ActorDrain:
         self._marked_called = False
         self._client.on_begin.append(self._begin)
         self._moves = self._moved = False  # this node leaves; the state is saved, as far as it could be
-        worker.process.save_state = self._save_state
 
     def restore(self, actor: ActorContext) -> None:
         """Give a named actor that has just been constructed the newest checkpoint of its name."""
@@ -72,7 +71,7 @@ class ActorDrain:
         if type(msg) is m.SaveActor:
             self._save(actor)
 
-    def _save_state(self) -> Callable[[], bool]:
+    def save_state(self) -> Callable[[], bool]:
         """This node leaves the job: save the state of an actor that restarts elsewhere, between two calls (lock held).
 
         Returns:

@@ -64,9 +64,11 @@ class WorkerEnvironment(Protocol):
 
     Attributes:
         problem: why it cannot be had; "" if it can.
+        since: when it began to be set up (`perf_counter`); 0 before and after that.
     """
 
     problem: str
+    since: float
 
     @property
     def job(self) -> m.JobInfo | None:

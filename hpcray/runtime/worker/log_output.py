@@ -10,12 +10,15 @@ import contextlib
 import io
 import os
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from hpcray.common.ids import raylet_of
 from hpcray.common.log_names import (
     FIRST_JOB,
     LOG_PREFIX_ACTOR_NAME,
@@ -24,13 +27,18 @@ from hpcray.common.log_names import (
     logs_directory,
     worker_log_name,
 )
+from hpcray.common.terminal_text import plain
 from hpcray.platform.log_format import rotation_limits
+from hpcray.platform.private_files import append_private_file
+from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.worker.task_executor import TaskExecutor
 
 _PARTS_KEPT = 5000
 _NO_RUN = b"", 0.0
+_RETRY_INTERVAL = 1.0
+"""Seconds between two tries to write where that has failed."""
 
 
 @dataclass(slots=True)
@@ -59,9 +67,18 @@ class WorkerLogFile(io.RawIOBase):
         self._parts: deque[_Part] = deque(maxlen=_PARTS_KEPT)
         self._at_line_start = True
         self._size = 0
+        self._problem = ""  # why nothing can be written now
+        self._opened = False
+        self._lost = 0
+        self._retry_at = 0.0
+        self._complain: Callable[[str], object] = lambda problem: None
 
     def open(
-        self, path: str, speaker: Callable[[], tuple[str, tuple[bytes, float]]], other: WorkerLogFile | None = None
+        self,
+        path: str,
+        speaker: Callable[[], tuple[str, tuple[bytes, float]]],
+        other: WorkerLogFile | None = None,
+        complain: Callable[[str], object] = lambda problem: None,
     ) -> None:
         """Begin the file.
 
@@ -70,10 +87,12 @@ class WorkerLogFile(io.RawIOBase):
             speaker: returns the line that names who writes ("" if it is not known), and which run of which task it is.
             other: the file with this worker's other output. A name that is written here is written there too: child
                 processes of a task write to either without one, and the two files are read one after the other.
+            complain: called with the reason when output begins to be lost: the disk is full, or the directory is gone.
         """
         self._path = path
         self._speaker = speaker
         self._other = other
+        self._complain = complain
         self._open()
 
     @cached_property
@@ -124,12 +143,48 @@ class WorkerLogFile(io.RawIOBase):
             self._write(line)
 
     def _write(self, text: bytes) -> None:
+        """Write all of it, or count the lines that are lost: a full disk is no reason to fail the task."""
+        if self._problem and not self._recovers():
+            self._lost += text.count(b"\n")
+            return
         view = memoryview(text)
         while view:
             try:
                 view = view[os.write(self._fd, view) :]
-            except OSError:
-                break  # the disk is full; that is no reason to fail the task
+            except OSError as error:
+                self._lose(error)
+                self._lost += bytes(view).count(b"\n")
+                return
+
+    def _lose(self, error: OSError) -> None:
+        self._retry_at = time.monotonic() + _RETRY_INTERVAL
+        if not self._problem:
+            self._problem = error.strerror or str(error)
+            self._complain(self._problem)
+
+    def _recovers(self) -> bool:
+        """True if lines can be written again, after one that says how many are missing."""
+        if time.monotonic() < self._retry_at:
+            return False
+        self._retry_at = time.monotonic() + _RETRY_INTERVAL
+        if not self._opened:
+            self._open()
+            if not self._opened:
+                return False
+        said = f"\nhpcray: {self._lost} lines of output are lost here: {self._problem}\n".encode()
+        try:
+            if os.write(self._fd, said) < len(said):
+                return False
+        except OSError:
+            return False
+        self._problem, self._lost, self._named = "", 0, ""
+        return True
+
+    def say_what_is_lost(self) -> None:
+        """Write how many lines are missing, if that can be written by now: this process ends."""
+        if self._lost:
+            self._retry_at = 0.0
+            self._recovers()
 
     def parts(self, task: bytes) -> list[tuple[int, int | None]]:
         """Return where a task has written: from where to where, for each of its runs; None: to the end of the file."""
@@ -146,7 +201,14 @@ class WorkerLogFile(io.RawIOBase):
             self._parts[-1].end = here
 
     def _open(self) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            fd = append_private_file(self._path)
+        except OSError as error:
+            self._opened = False
+            self._lose(error)
+            fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        else:
+            self._opened = True
         self._size = os.fstat(fd).st_size
         os.dup2(fd, self._fd)
         os.close(fd)
@@ -176,17 +238,29 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
         task = async_task.get() or process.local.task
         run = (task.task, process.local.since) if task is not None else _NO_RUN
         if worker.actor is not None:
-            name = f"{LOG_PREFIX_ACTOR_NAME}{worker.actor.shown_name}\n"
+            name = f"{LOG_PREFIX_ACTOR_NAME}{plain(worker.actor.shown_name)}\n"
         else:
-            name = f"{LOG_PREFIX_TASK_NAME}{worker.running_name(task)}\n" if task is not None else ""
+            name = f"{LOG_PREFIX_TASK_NAME}{plain(worker.running_name(task))}\n" if task is not None else ""
         if task is not None and process.job is not None and process.job.names_tasks:
             name += f"{LOG_PREFIX_TASK_ID}{task.task.hex()}\n"
         return name, run
 
+    def complain(problem: str) -> None:
+        where = os.path.realpath(directory)  # where the files stay, if they do
+        text = f"what workers print cannot be written in {where}, and is lost: {problem}"
+
+        def send() -> None:
+            with process.engine.lock:
+                process.engine.send(raylet_of(process.node), m.OutputLost(text))
+                process.engine.flush()
+
+        # This thread may hold the lock.
+        threading.Thread(target=send, name="hpcray-output-lost", daemon=True).start()
+
     sys.stdout.flush()
     sys.stderr.flush()
     for suffix, file in _FILES.items():
-        file.open(f"{path}.{suffix}", speaker, _FILES["err" if suffix == "out" else "out"])
+        file.open(f"{path}.{suffix}", speaker, _FILES["err" if suffix == "out" else "out"], complain)
     sys.stdout, sys.stderr = _STREAMS
     worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": _FILES[suffix].parts(task)}
 
@@ -196,6 +270,8 @@ def finish_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
+    for file in _FILES.values():
+        file.say_what_is_lost()
 
 
 def _text(file: WorkerLogFile) -> io.TextIOWrapper:

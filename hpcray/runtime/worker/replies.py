@@ -333,7 +333,6 @@ class GeneratorExecutor:
         self._taken: dict[bytes, int] = {}
         self._callers: dict[bytes, bytes] = {}
         self._waiters: dict[bytes, Waiter] = {}
-        worker.process.on_death = self._caller_died
 
     def on_taken(self, _: bytes, msg: m.StreamTaken) -> None:
         """The caller took a value (lock held)."""
@@ -352,7 +351,7 @@ class GeneratorExecutor:
             waiter.count = 0
             self._worker.engine.notify(waiter)
 
-    def _caller_died(self, proc: bytes) -> None:
+    def caller_died(self, proc: bytes) -> None:
         """Close the generators of a dead caller: each ends when it yields its next value (lock held)."""
         for task in [task for task, caller in self._callers.items() if caller == proc]:
             self._close(task)

@@ -162,8 +162,6 @@ class TaskExecutor:
         self._pid = os.getpid()
         self._leaving = threading.Lock()
         self._terminated = False
-        process.blocker = self._block
-        process.on_exit = os._exit
         process.job = environment.job or process.job
         if process.job is not None:
             self.apply_job(process.job)
@@ -293,7 +291,7 @@ class TaskExecutor:
             self._on_work(src, msg)
             return
         self._send_last_messages()
-        process.on_exit(msg.code)
+        process.end(msg.code)
 
     def _on_set_job(self, _: bytes, msg: m.SetJob) -> None:
         if self.environment.job is None:
@@ -559,9 +557,11 @@ class TaskExecutor:
 
     # ------------------------------------------------------------ blocking
 
-    def _block(self, waiter: Waiter, deadline: float | None) -> bool:
+    def block(self, waiter: Waiter, deadline: float | None) -> bool:
         """Wait inside a task; if it takes long (or what we wait for needs a CPU), lend ours meanwhile."""
         engine = self.engine
+        if self.environment.since:  # no task has started: there is nothing to lend or to give back
+            return engine.wait(waiter, deadline)
         if not any(scheduling_class.queue for scheduling_class in self.process.submitter.leases.by_index):
             soon = monotonic() + _LEND_AFTER
             if deadline is not None and deadline <= soon:
@@ -591,6 +591,14 @@ class TaskExecutor:
                         self.run_earlier_calls(call)
                 finally:
                     engine.lock.acquire()
+
+    def process_died(self, proc: bytes) -> None:
+        """Close the generators of a dead caller (lock held)."""
+        self.generators.caller_died(proc)
+
+    def save_state(self) -> Callable[[], bool]:
+        """Save the state of an actor that restarts on another node, as `ActorDrain` does (lock held)."""
+        return self.drain.save_state()
 
     def run_earlier_calls(self, wanted: bytes) -> bool:
         """Run the calls in the queue of an actor that runs again what was lost, while the call on this thread waits for

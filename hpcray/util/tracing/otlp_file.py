@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hpcray.common.config import OTLP_FILE
+from hpcray.platform.private_files import UntrustedPathError, append_private_file, make_private_directory
 from hpcray.runtime.core_worker.core_worker import need_process
 
 if TYPE_CHECKING:
@@ -64,8 +65,10 @@ def _open(directory: str) -> int:
     directory = os.path.abspath(directory.replace("%j", os.environ.get("SLURM_JOB_ID", "0")))
     name = os.path.join(directory, f"{socket.gethostname()}-{os.getpid()}.jsonl")
     try:
-        os.makedirs(directory, 0o700, exist_ok=True)
-        return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        make_private_directory(directory)
+        return append_private_file(name)
+    except UntrustedPathError:
+        raise
     except OSError as error:
         raise type(error)(
             error.errno, f"{error.strerror}; hint: HPCRAY_TRACE={OTLP_FILE}DIRECTORY names one that you may write", name

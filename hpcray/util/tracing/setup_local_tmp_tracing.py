@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import stat
+
+from hpcray.platform.private_files import CLOSED, PrivateDirectory
 
 spans_dir = f"/tmp/hpcray-spans-{os.getuid()}/"
 """Where the files are: a directory for each user, which no other can read. Ray's is /tmp/spans, which belongs to the
@@ -21,11 +22,8 @@ def setup_tracing() -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-    os.makedirs(spans_dir, 0o700, exist_ok=True)
-    found = os.lstat(spans_dir.rstrip("/"))
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(f"{spans_dir} is no directory of this user")
-    out = open(f"{spans_dir}{os.getpid()}.txt", "w")  # noqa: SIM115 - open as long as the process
+    with PrivateDirectory.open(spans_dir, True, CLOSED) as directory:
+        out = os.fdopen(directory.open_file(f"{os.getpid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w")
     exporter = ConsoleSpanExporter(out=out, formatter=lambda span: span.to_json(indent=None) + os.linesep)
     if not isinstance(trace.get_tracer_provider(), TracerProvider):  # it can be set once in a process
         trace.set_tracer_provider(TracerProvider())

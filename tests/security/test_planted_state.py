@@ -1,0 +1,295 @@
+"""Another user was there first: planted checkpoints, jobs, tokens, log files, traces, modules. See docs/security.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Job
+from helpers.leaks import LeakCheck
+from helpers.strangers import UID, as_stranger, stranger_says
+
+import hpcray as ray
+from hpcray.common.config import Config
+from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
+from hpcray.platform import checkpoints
+from hpcray.platform.kept_logs import keep_logs, node_logs
+from hpcray.runtime.node.join_token import join_token_path, write_join_token
+from hpcray.runtime.node.run_info import checkpoint_directory
+from hpcray.state.metrics_export import _write as write_metrics_file
+
+BOMB = """\
+import os, pickle, sys
+class Bomb:
+    def __reduce__(self):
+        return os.system, (f"touch {sys.argv[1]}/boom",)
+"""
+
+
+LOADED = ("pickle", "ctypes", "select")
+
+
+def boom(place: Path) -> bool:
+    """Whether the code of the other user has run."""
+    return (place / "boom").exists()
+
+
+# ---------------------------------------------------------------- checkpoints
+
+PLANT_CHECKPOINT = (
+    BOMB
+    + """
+os.umask(0)
+os.makedirs(sys.argv[2])
+with open(sys.argv[2] + "/state.pkl", "wb") as file:
+    file.write(pickle.dumps(Bomb()))
+"""
+)
+
+
+@pytest.mark.parametrize("by", ["default", "setting"])
+def test_planted_checkpoint_is_not_restored_and_the_job_has_its_own(
+    shared: Path, home: Path, capsys: pytest.CaptureFixture[str], by: str
+) -> None:
+    place = shared / "hpcray-checkpoints" / "4242"
+    stranger_says(PLANT_CHECKPOINT, shared, place / "trainer" / "000007", load=LOADED)
+    environ = {"SLURM_JOB_ID": "4242", "SLURM_SUBMIT_DIR": str(shared)}
+    root = checkpoint_directory(Config(checkpoint_dir=str(place) if by == "setting" else ""), environ, announce=True)
+    assert root.startswith(f"{home}/.hpcray/checkpoints/")
+    said = capsys.readouterr().err
+    assert f"{shared}/hpcray-checkpoints belongs to uid {UID}" in said and "HPCRAY_SAFE_DIRECTORIES=" in said
+    assert checkpoints.latest(root, "trainer") is None
+    with checkpoints.writing(root, "trainer") as directory:
+        Path(directory, "state").write_text("mine")
+    found = checkpoints.latest(root, "trainer")
+    assert found is not None and Path(found, "state").read_text() == "mine"
+    assert checkpoint_directory(Config(), environ) == checkpoint_directory(Config(), environ), "in the next run too"
+
+
+def test_checkpoint_planted_among_those_of_this_user_is_passed_over(
+    shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = shared / "mine"
+    root.mkdir()
+    with checkpoints.writing(str(root), "trainer") as directory:
+        Path(directory, "state").write_text("mine")
+    # A group that the other user is in may write there.
+    os.chown(root / "trainer", -1, UID)
+    (root / "trainer").chmod(0o770)
+    root.chmod(0o755)
+    stranger_says(PLANT_CHECKPOINT, shared, root / "trainer" / "000009", load=LOADED)
+    stranger_says("import os, sys; os.symlink('/etc', sys.argv[1])", root / "trainer" / "000010")
+    found = checkpoints.latest(str(root), "trainer")
+    assert found == str(root / "trainer" / "000001") and Path(found, "state").read_text() == "mine"
+    assert f"belongs to uid {UID}" in capsys.readouterr().err
+
+
+def test_checkpoint_with_a_file_that_all_may_write_is_passed_over(shared: Path) -> None:
+    root = shared / "mine"
+    root.mkdir()
+    for mode in (0o700, 0o755):
+        with checkpoints.writing(str(root), "trainer") as directory:
+            Path(directory, "state").write_text("mine")
+            Path(directory, "state").chmod(0o666)
+        Path(root, "trainer").chmod(0o755)
+        newest = sorted(Path(root, "trainer").glob("0*"))[-1]
+        newest.chmod(mode)
+        assert (checkpoints.latest(str(root), "trainer") == str(newest)) == (mode == 0o700), oct(mode)
+
+
+# ---------------------------------------------------------------- submitted jobs
+
+PLANT_JOB = (
+    BOMB
+    + """
+import json
+place, good = sys.argv[2:4]
+os.umask(0)
+folder = place + "/evil/20250101-000000-train-abcdef"
+os.makedirs(folder)
+json.dump(dict(job_id="4711", name="train", executor="slurm", nodes=1, submitted=1.0, time_limit=None, started=0,
+               command=["train"], requeues=0), open(folder + "/job.json", "w"))
+open(folder + "/4711_0_result.pkl", "wb").write(pickle.dumps(Bomb()))
+os.symlink(good, place + "/other")
+os.symlink("evil", place + "/.hpcray-jobs")
+print("planted", flush=True)
+import ctypes, select
+libc = ctypes.CDLL(None)
+a, b = os.fsencode(place + "/.hpcray-jobs"), os.fsencode(place + "/other")
+while not select.select([0], [], [], 0)[0]:
+    libc.renameat2(-100, a, -100, b, 2)
+"""
+)
+
+
+def test_jobs_that_another_user_flips_in_and_out_are_never_unpickled(
+    shared: Path, theirs: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = shared / "good"
+    good.mkdir(0o755)
+    child = as_stranger(PLANT_JOB, shared, theirs, good, load=LOADED)
+    assert child.stdin is not None and child.stdout is not None and child.stdout.readline() == "planted\n"
+    monkeypatch.chdir(theirs)
+    try:
+        for _ in range(200):
+            assert [job.state for job in list_jobs()] == []
+    finally:
+        child.communicate("\n", timeout=60)
+    assert not boom(shared)
+
+
+def test_jobs_submitted_in_a_directory_of_another_user_are_kept_at_home(
+    theirs: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(theirs)
+    for given in (None, str(theirs / "mine"), str(theirs / "mine" / "deeper")):
+        folder = make_folder(jobs_folder(given), "train")
+        assert str(folder).startswith(f"{home}/.hpcray/jobs/") and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert f"{theirs} belongs to uid {UID}" in capsys.readouterr().err
+    assert list(theirs.iterdir()) == []
+
+
+# ---------------------------------------------------------------- the join secret
+
+
+def test_join_token_is_not_written_where_another_user_was_first(
+    shared: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stranger_says("import os, sys; os.umask(0); os.makedirs(sys.argv[1])", shared / "jobs" / "join-tokens")
+    monkeypatch.setenv("HPCRAY_JOBS", str(shared / "jobs"))
+    path = join_token_path("0123456789abcdef")
+    assert path == f"{home}/.hpcray/join-tokens/0123456789abcdef.join-token"
+    assert f"belongs to uid {UID}" in capsys.readouterr().err
+    write_join_token(path, b"secret")
+    assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
+    with pytest.raises(OSError, match=f"belongs to uid {UID}"):
+        write_join_token(str(shared / "jobs" / "join-tokens" / "x.join-token"), b"secret")
+    assert not [path for path in shared.rglob("*") if path.is_file()]
+
+
+def test_no_name_that_another_user_can_take_gets_the_secret(shared: Path) -> None:
+    """Its own files come from names that nobody can guess, and never from those that are there."""
+    (shared / "jobs").mkdir(0o700)
+    tokens = shared / "jobs" / "join-tokens"
+    write_join_token(str(tokens / "x.join-token"), b"secret")
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tokens, *tokens.iterdir())] == [0o700, 0o600]
+    tokens.chmod(0o777)
+    (shared / "jobs").chmod(0o755)
+    code = "import os, sys; os.umask(0); [open(f'{sys.argv[1]}.{n}.new', 'w') for n in range(*map(int, sys.argv[2:]))]"
+    stranger_says(code, tokens / "x.join-token", os.getpid() - 5, os.getpid() + 200)
+    with pytest.raises(OSError, match="can be written by everybody.*hint: chmod o-w"):
+        write_join_token(str(tokens / "x.join-token"), b"secret")
+
+
+# ---------------------------------------------------------------- what is appended to
+
+PLANT_LINKS = """\
+import os, sys
+place, target = sys.argv[1:3]
+os.umask(0)
+os.makedirs(place, exist_ok=True)
+for name in sys.argv[3:]:
+    os.symlink(target, place + "/" + name)
+"""
+
+
+def test_log_directory_that_another_user_made_is_not_used(shared: Path, tmp_path: Path) -> None:
+    profile = tmp_path / "profile"
+    profile.write_text("precious\n")
+    stranger_says(PLANT_LINKS, shared / "logs" / "node-0", profile, "worker-1.out")
+    problem = keep_logs(str(tmp_path / "logs"), node_logs(str(shared / "logs"), 0))
+    assert f"belongs to uid {UID}" in problem and "hint: HPCRAY_LOG_DIR" in problem
+    assert not (tmp_path / "logs").exists(), "the node makes its own"
+
+
+def test_workers_follow_no_links_to_their_log_files(
+    shared: Path, tmp_path: Path, home: Path, leak_check: LeakCheck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who owns the directory above exchanges it while the job runs."""
+    above = shared / "above"
+    above.mkdir()
+    os.chown(above, UID, UID)
+    (above / "logs").mkdir()
+    profile = tmp_path / "profile"
+    profile.write_text("precious\n")
+    monkeypatch.setenv("HPCRAY_LOG_DIR", str(above / "logs"))
+    ray.init(num_cpus=1)
+    try:
+
+        @ray.remote
+        class Printer:
+            def say(self) -> int:
+                print("printed by the job")
+                return os.getpid()
+
+        first = Printer.options(num_cpus=0).remote()
+        pid = ray.get(first.say.remote())
+        kept = above / "logs" / "node-0"
+        (name,) = [path.name for path in kept.glob("*.out") if path.name.endswith(f"-{pid}.out")]
+        node, number, run, job = name[7:11], int(name[11:19], 16), name[19:23], name.split("-")[2]
+        names = [
+            f"worker-{node}{k:08x}{run}-{job}-{p}.{kind}"
+            for k in range(number + 1, number + 4)
+            for p in range(pid + 1, pid + 400)
+            for kind in ("out", "err")
+        ]
+        code = "import os, sys; os.rename(sys.argv[1], sys.argv[1] + '.old')"
+        stranger_says(code, above / "logs")
+        stranger_says(PLANT_LINKS, kept, profile, *names[: len(names) // 2])
+        stranger_says(PLANT_LINKS, kept, profile, *names[len(names) // 2 :])
+        others = [Printer.options(num_cpus=0).remote() for _ in range(2)]
+        assert len(set(ray.get([other.say.remote() for other in others], timeout=60))) == 2, "no task fails for it"
+    finally:
+        ray.shutdown()
+    assert profile.read_text() == "precious\n"
+
+
+def test_text_file_with_metrics_follows_no_planted_link(shared: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    names = [f"hpcray-x-0.prom.{os.getpid()}", "hpcray-x-0.prom.new"]
+    stranger_says(PLANT_LINKS, shared, precious, *names)
+    write_metrics_file(shared / "hpcray-x-0.prom", "ray_x 1\n")
+    assert precious.read_text() == "precious"
+    assert stat.S_IMODE((shared / "hpcray-x-0.prom").stat().st_mode) == 0o644, "a collector is another user"
+
+
+# ---------------------------------------------------------------- the working directory
+
+PROGRAM = """\
+import json, sys
+import hpcray as ray
+ray.init()
+where = ray.get(ray.remote(lambda: __import__("sys").path).remote())
+print(json.dumps([sys.path, where]), flush=True)
+"""
+MODULES = ("msgspec", "numpy", "json", "runpy", "mpi4py", "hpcray", "selectors", "cloudpickle")
+
+
+def test_modules_in_the_working_directory_are_not_imported_by_what_hpcray_starts(
+    shared: Path, theirs: Path, home: Path, leak_check: LeakCheck
+) -> None:
+    code = "import os, sys; os.umask(0); [open(f'{sys.argv[1]}/{n}.py', 'w').write(sys.argv[2]) for n in sys.argv[3:]]"
+    stranger_says(code, theirs, f"open('{shared}/boom', 'w')", *MODULES)
+    elsewhere = shared / "mine"
+    elsewhere.mkdir(0o755)
+    program = elsewhere / "program.py"
+    program.write_text(PROGRAM)
+    launcher = str(Path(sys.executable).with_name("hpcray-launch"))
+    found = {}
+    for name, line in {"ranks": [launcher, "-n", "2", str(program)], "one": [sys.executable, str(program)]}.items():
+        with Job(line, cwd=theirs) as job:
+            ended = job.wait()
+            assert ended.code == 0, ended.err
+            found[name] = json.loads(ended.out.splitlines()[-1])
+        assert not boom(shared), name
+    plain = elsewhere / "plain.py"
+    plain.write_text("import json, sys; print(json.dumps(sys.path))")
+    with Job([sys.executable, str(plain)], cwd=theirs) as job:
+        path = json.loads(job.wait().out)
+    assert found["ranks"][0] == found["one"][0] == path, "the program's path is the plain one"
+    assert str(elsewhere) in found["ranks"][1] and str(theirs) not in found["ranks"][1]
