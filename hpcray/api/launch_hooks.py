@@ -14,7 +14,7 @@ from hpcray.runtime.core_worker.core_worker import current
 
 
 class LaunchedFunction(NamedTuple):
-    """What is launched. class_name: of an actor; "" for a task."""
+    """The function of a task, or the constructor of an actor. class_name: of the actor; "" for a task."""
 
     module_name: str
     class_name: str

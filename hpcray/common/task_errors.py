@@ -246,7 +246,7 @@ def root_cause(exc: BaseException) -> BaseException:
 def happened_inside(exc: BaseException) -> bool:
     """True if user code of a task raised `exc`, whose class may be that of an actor's death or of a cancellation too.
 
-    Such an error tells of an actor or task that the user's code has asked, not of the task or actor itself.
+    Such an error is about an actor or task that the user's code has asked, not about the task or actor itself.
     """
     return isinstance(exc, RayTaskError)
 

@@ -74,7 +74,7 @@ _post_init_hooks = post_init_hooks
 """Called without arguments at the end of each `init()`; libraries append to it."""
 
 BaseContext = RayContext = ClientContext
-"""What `init()` returns."""
+"""The type of the context that `init()` returns."""
 
 for _arguments in ("NoArgs", *range(10)):  # for annotations, as RemoteFunction2[int, str, float]
     _name = f"RemoteFunction{_arguments}"

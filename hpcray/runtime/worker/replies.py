@@ -39,7 +39,7 @@ POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 
 
 class Verdict(Exception):
-    """What the worker itself says of a call, to be raised at its caller as it is: `error`.
+    """The end of a call as the worker itself sees it: `error` is raised at the caller as it is.
 
     An error that user code raises is wrapped in a RayTaskError whatever its class: an actor that the call has asked may
     have died, or a task that it has waited for been cancelled, which its caller must not take for its own end.

@@ -24,7 +24,7 @@ def ray_dask_persist(*args: Any, **kwargs: Any) -> Any:
 
 
 def _keeping_refs(persist: Callable[..., Any]) -> Callable[..., Any]:
-    """Dask does not tell a scheduler whether it computes or persists, so this does, as in Ray."""
+    """A scheduler is not given the difference between `compute` and `persist` by Dask, only by this, as in Ray."""
 
     @functools.wraps(persist)
     def keep_refs(*args: Any, **kwargs: Any) -> Any:
