@@ -166,8 +166,7 @@ def add_device_rows(ray: Any, rows: Rows, name: str, size: int, pair: tuple[Any,
 def measure(engine: str, sizes: list[str], rows: Rows) -> None:
     """Measure all rows of one engine."""
     ray = importlib.import_module(engine)
-    # What the template learns from the first worker would be learned while rows are measured.
-    ray.init(num_cpus=2, object_store_memory=_STORE, **({} if engine == "ray" else {"learn_imports": False}))
+    ray.init(num_cpus=2, object_store_memory=_STORE)
     producer, consumer = ray.remote(Producer), ray.remote(Consumer)
     for name in sizes:
         size = SIZES[name]

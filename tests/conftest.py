@@ -28,8 +28,6 @@ hypothesis.settings.load_profile("no times")
 
 # Tests ask for made-up GPUs, also where the machine has some; those marked `gpu` use these.
 os.environ.setdefault("HPCRAY_MADE_UP_GPUS", "1")
-# Seconds of CPU in each session whose workers import PyTorch; tests/process/test_learned_imports.py turns it on.
-os.environ.setdefault("HPCRAY_LEARN_IMPORTS", "0")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -42,6 +42,7 @@ from hpcray.state.reports import (
     show_actors,
     show_autoscaler,
     show_demand,
+    show_preloaded,
     show_stacks,
     sum_stores,
     summary_rows,
@@ -78,7 +79,9 @@ def status(address: str, as_json: bool) -> None:
         free, now = runtime_context.available_resources(), process.gcs.call("status")
         groups = process.gcs.call("placement_groups")
         use = JobOverview(process).sample()
-        actors = LiveJob(process).actors()
+        live = LiveJob(process)
+        rosters = live.nodes()
+        actors = live.actors_on(rosters)
     stores = {one.index: one.store for one in use.nodes if one.store}
     # What the nodes say now: the head hears of a store's use in steps of one per cent.
     free[_STORE] = sum(store["capacity"] - store["used"] for store in stores.values())
@@ -92,7 +95,8 @@ def status(address: str, as_json: bool) -> None:
         }
         rows = [{**group, "group": group["group"].hex()} for group in groups]
         known = {"nodes": nodes, "total": total, "available": free, "stores": stores}
-        _print_json({**known, **waits, "placement_groups": rows})
+        preloaded = {node.index: node.preloaded for node in rosters}
+        _print_json({**known, **waits, "placement_groups": rows, "preloaded": preloaded})
         return
     print_text(headline(use).plain.rstrip())
     print_table(_NODE_COLUMNS, _node_rows(nodes, node_columns(now), stores))
@@ -103,6 +107,7 @@ def status(address: str, as_json: bool) -> None:
             click.echo(f"{plain(name)}: {left} of {whole} free")
     _print_lines(show_demand(now, groups))
     _print_lines(show_actors(actors))
+    _print_lines(show_preloaded(rosters))
     _print_lines(show_autoscaler(now))
 
 

@@ -54,12 +54,14 @@ def profile(
 ) -> None:  # fmt: skip
     """Show which functions of a running job take time: its processes sample themselves, and are not stopped.
 
-    FILE.json is for https://www.speedscope.app, FILE.svg a flame graph for any browser. Ctrl-C ends the profile early,
-    and shows what there is. Exit code: 1 where a process did not answer.
+    https://www.speedscope.app shows FILE.json as a flame graph; so does `hpcray dashboard`. Ctrl-C ends the profile
+    early, and shows what there is. Exit code: 1 where a process did not answer.
     """
     for file in files:
         if shape is None and file.suffix not in SUFFIXES:
-            raise click.UsageError(f"-o {file}: end it in {', '.join(SUFFIXES)}, or say --format")
+            raise click.UsageError(
+                f"-o {file}: end it in {', '.join(SUFFIXES)}, or say --format; flame graphs: FILE.json"
+            )
         if not file.parent.is_dir():  # said before anything is measured
             raise click.ClickException(f"{file}: No such file or directory")
     if memory and task:

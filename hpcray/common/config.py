@@ -60,6 +60,10 @@ RAY_LIBRARIES = "HPCRAY_RAY_LIBRARIES"
 """Variable of a driver, which its workers get too: where `import ray` finds Ray's own libraries."""
 OTLP_FILE = "otlp-file:"
 """First part of a value of the setting `trace`."""
+REMOVED_SETTINGS = {
+    "learn_imports": "no module is imported ahead of workers but what preload names; hint: HPCRAY_PRELOAD",
+}
+"""Settings of earlier versions, and what to do instead."""
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
 _MIN_CHUNK = 64 << 10  # bytes
 # Ray's settings, read from RAY_<name> and from init(_system_config=): our field, and how many of Ray's units are one of
@@ -164,8 +168,6 @@ class Config:
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
         extensions: extensions of programs, as `name=module:Class`, separated by commas (docs/how-to/extensions.md).
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
-        learn_imports: large modules that a worker has imported are imported once more, before later workers are forked,
-            where a trial shows that this is safe.
         prestart: workers forked before the first request; -1: one per CPU.
         log_to_driver: whether prints of workers reach the driver's terminal.
         get_report_after: a driver's `get` that has waited this long reports its reason on stderr; 0: never.
@@ -250,7 +252,6 @@ class Config:
     max_workers: Count = 0
     extensions: str = ""
     preload: str = ""
-    learn_imports: bool = True
     prestart: CountOrMinusOne = -1
     log_to_driver: bool = True
     get_report_after: Seconds = 60.0
@@ -329,15 +330,19 @@ class Config:
 
     @classmethod
     def unknown_variables(cls, environ: Mapping[str, str]) -> list[str]:
-        """One sentence for every variable that looks like a mistyped one of ours; users may have others."""
+        """One sentence for every variable that was a setting, or looks like a mistyped one; users may have others."""
         from difflib import get_close_matches
 
         known = [*(field.name.upper() for field in fields(cls)), *_OTHER_VARIABLES]
         names = sorted(name.removeprefix("HPCRAY_") for name in environ if name.startswith("HPCRAY_"))
+        removed = [name for name in names if name.lower() in REMOVED_SETTINGS]
         return [
+            f"HPCRAY_{name} is no setting any more and has no effect: {REMOVED_SETTINGS[name.lower()]}"
+            for name in removed
+        ] + [
             f"HPCRAY_{name} is no setting and has no effect; hint: HPCRAY_{near[0]}?"
             for name in names
-            if name not in known and (near := get_close_matches(name, known, 1, _SIMILARITY))
+            if name not in [*known, *removed] and (near := get_close_matches(name, known, 1, _SIMILARITY))
         ]
 
     def in_job(self, settings: Mapping[str, Any]) -> Config:

@@ -33,14 +33,6 @@ class Preload(Struct, frozen=True):
     env: tuple[tuple[str, str], ...] = ()
 
 
-class LearnModule(Struct, frozen=True):
-    """Import this module before later workers are forked, if that is safe, with these environment variables set."""
-
-    module: str
-    file: str
-    env: tuple[tuple[str, str], ...] = ()
-
-
 class KillWorker(Struct, frozen=True):
     """SIGKILL this worker of our node. reason: why, for those who hear of its death; "": as the kernel has it."""
 
@@ -133,6 +125,6 @@ class DiscardSpilled(Struct, frozen=True):
 
 
 Effect = Union[
-    Send, ForkWorker, Preload, LearnModule, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill,
+    Send, ForkWorker, Preload, KillWorker, StartReceive, CancelReceive, StartSend, WriteSpill, ReadSpill,
     DiscardSpilled, LendSpilled, ReserveOverflow, ReleaseOverflow,
 ]  # fmt: skip

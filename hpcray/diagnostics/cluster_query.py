@@ -48,7 +48,8 @@ class ProcessInfo:
 @dataclass
 class ClusterRoster:
     """One node and who is on it. problem: why nothing is known of them, "" when something is. ended: a row for each of
-    its last workers that have ended."""
+    its last workers that have ended. preloaded: modules that its workers have from the fork server, and why it could
+    not import them; "" if it has."""
 
     index: int
     node_id: str
@@ -59,6 +60,7 @@ class ClusterRoster:
     template: int = 0
     processes: list[ProcessInfo] = field(default_factory=list)
     ended: list[dict[str, Any]] = field(default_factory=list)
+    preloaded: dict[str, str] = field(default_factory=dict)
 
 
 class ClusterQuery:
@@ -113,6 +115,7 @@ class ClusterQuery:
             else:
                 node.template = answer["template"]
                 node.ended = answer["ended"]
+                node.preloaded = answer["preloaded"]
                 node.processes = [
                     ProcessInfo(answer["proc"], answer["pid"], "raylet", node.index, node.host),
                     *(self._process_info(node, row) for row in answer["processes"]),

@@ -4,8 +4,8 @@
 what       arguments           reply
 =========  ==================  =========================================================================
 node       []                  "pid", "host", "template" (pid), "processes": a row for each one here, "ended":
-                               workers that have ended, and how, "learned": modules that workers have imported, and why
-                               the template does not import them ("" if it does)
+                               workers that have ended, and how, "preloaded": modules that the fork server was to import
+                               ahead of the workers, and why it could not ("" if it has)
 stack      []                  "threads" of the raylet
 os         [pids]              the kernel's view of processes of this node (`process_tree.describe_process`), by pid,
                                and "stacks", written by a signal handler in C that works in a blocked process
@@ -93,13 +93,14 @@ class RayletIntrospection:
 
     Attributes:
         figures: those of this node and, on request, of others.
-        learned: modules that workers have imported, and why the template does not import them; "" if it does.
+        preloaded: modules that the fork server was to import ahead of the workers, in their order, and why it could
+            not; "" if it has.
     """
 
     def __init__(self, parts: NodeParts) -> None:
         figures, loop, log_files, lease_manager = parts.figures, parts.loop, parts.log_files, parts.lease_manager
         self.figures = figures
-        self.learned: dict[str, str] = {}
+        self.preloaded: dict[str, str] = {}
         self._node = parts.context.info.index
         self._host = parts.context.info.host
         self._loop = loop
@@ -169,7 +170,7 @@ class RayletIntrospection:
             "template": self._template_pid,
             "processes": rows,
             "ended": self._ended.rows(self._loop.now),
-            "learned": self.learned,
+            "preloaded": self.preloaded,
         }
 
     def _describe_processes(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:

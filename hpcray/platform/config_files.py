@@ -21,7 +21,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from hpcray.common.config import OTLP_FILE, PREFIX, RAY_VARIABLES, Config, convert
+from hpcray.common.config import OTLP_FILE, PREFIX, RAY_VARIABLES, REMOVED_SETTINGS, Config, convert
 from hpcray.common.launch_config import LaunchConfig
 from hpcray.common.sizes import parse_size
 
@@ -275,6 +275,8 @@ def _setting(path: str, lines: Mapping[tuple[str, str], int], partition: str, na
 def _suggestion(name: str) -> str:
     from difflib import get_close_matches
 
+    if name in REMOVED_SETTINGS:
+        return f"remove the line; {REMOVED_SETTINGS[name]}"
     near = get_close_matches(name.lower().removeprefix(PREFIX.lower()), SETTINGS, 1, _SIMILARITY)
     return f"{near[0]}?" if near else "hpcray config show lists the settings"
 

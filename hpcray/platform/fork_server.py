@@ -8,9 +8,9 @@ grandchildren of workers cannot escape.
 
 Requests (raylet → server) and reports (server → raylet) are msgpack arrays, one per packet:
 
-    ["load"]  ["prepare", copies, modules, env]  ["learn", module, file, env]  ["fork", number, env]  ["kill", number]
+    ["load"]  ["prepare", copies, modules, env]  ["fork", number, env]  ["kill", number]
     ["driver", pid, started, parent]  ["stop"]
-    ["ready"]  ["broken", text]  ["not imported", module, traceback]  ["learned", module, why not]
+    ["ready"]  ["broken", text]  ["preloaded", module, traceback or ""]
     ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
 """
 
@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import select
 import signal
@@ -43,7 +42,6 @@ from hpcray.platform.process_tree import (
     ProcessIdentity,
     become_subreaper,
     close_other_fds,
-    descendants,
     die_with_parent,
     kill_descendants,
     set_process_name,
@@ -51,21 +49,6 @@ from hpcray.platform.process_tree import (
 from hpcray.platform.session_directory import remove_session_directory
 
 WorkerMain = Callable[[str, int, int], NoReturn]
-_PROBE_TIMEOUT = 120
-"""Seconds that the import of a module may take, on trial."""
-_TRIAL_NICENESS = 10
-"""Added to that of a trial: workers have work to do meanwhile."""
-_LIGHT = 0.3
-"""Seconds below which an import is left to each worker."""
-_NOT_LEARNED = {
-    2: "it cannot be imported here",
-    3: "another file is imported here",
-    4: "its import starts threads, which a fork would lose",
-    5: "its import opens a GPU, which a forked process cannot use",
-    6: "its import takes little time",
-    7: "its import starts processes",
-}
-"""Why a module is left out, by the exit code of its trial."""
 PACKET_SIZE = 1 << 18
 """Largest packet between the raylet and the server, bytes."""
 _MAX_TRACEBACK = 1 << 14  # characters
@@ -112,8 +95,6 @@ class _ForkServer:
         self._children: dict[int, int] = {}
         self._pids: dict[int, int] = {}
         self._driver: ProcessIdentity | None = None
-        self._trials: dict[int, tuple[str, list[tuple[str, str]]]] = {}  # by the pid of the trial
-        self._learned: set[str] = set()  # modules that were tried, whatever came out
         self._arena_fd = arena_fd
         self._lock_fd = lock_fd
         self._main: WorkerMain | None = None
@@ -172,8 +153,6 @@ class _ForkServer:
             self._load()
         elif what == "prepare":
             self._prepare(*args)
-        elif what == "learn":
-            self._try(*args)
         elif what == "driver":
             self._driver = ProcessIdentity(*args)
         return bool(what != "stop")
@@ -194,11 +173,13 @@ class _ForkServer:
         for variable, text in env:
             os.environ[variable] = text
         for name in modules:
+            problem = ""
             try:
                 with environment_reads.of_imports.noted():
                     importlib.import_module(name)
             except (Exception, SystemExit):  # a task that needs the module gets the error when it imports it
-                self._report("not imported", name, traceback.format_exc()[-_MAX_TRACEBACK:])
+                problem = traceback.format_exc()[-_MAX_TRACEBACK:]
+            self._report("preloaded", name, problem)
         for variable, _ in env:  # workers get those of their own job
             if variable in before:
                 os.environ[variable] = before[variable]
@@ -207,42 +188,6 @@ class _ForkServer:
         if modules:
             limit_loaded_libraries_to_one_thread()
         _freeze_heap()
-
-    def _try(self, name: str, file: str, env: list[tuple[str, str]]) -> None:
-        """Import a module on trial, in a process of its own; `_end_trial` imports it here, if it is fit for that."""
-        if name in self._learned:
-            return
-        self._learned.add(name)
-        parent = os.getpid()
-        try:
-            pid = os.fork()
-        except OSError:
-            return
-        if pid == 0:
-            code = 2
-            try:
-                die_with_parent(parent)
-                os.setpgid(0, 0)
-                os.nice(_TRIAL_NICENESS)
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
-                signal.alarm(_PROBE_TIMEOUT)
-                self._sock.close()
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, 1)
-                os.dup2(null, 2)
-                os.environ.update(env)
-                code = _trial(name, file)
-            finally:
-                os._exit(code)
-        self._trials[pid] = name, env
-
-    def _end_trial(self, name: str, env: list[tuple[str, str]], status: int) -> None:
-        code = os.waitstatus_to_exitcode(status)
-        if code:
-            self._report("learned", name, _NOT_LEARNED.get(code, f"its import ended with {code}"))
-            return
-        self._prepare([], [name], env)
-        self._report("learned", name, "")
 
     def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
         if self._main is None:
@@ -301,13 +246,7 @@ class _ForkServer:
                 # Its children go with it. Before the wait below the pid, and so the group's id, cannot be reused.
                 with contextlib.suppress(OSError):
                     os.killpg(dead.si_pid, signal.SIGKILL)
-            elif dead.si_pid in self._trials:
-                with contextlib.suppress(OSError):
-                    os.killpg(dead.si_pid, signal.SIGKILL)
             _, status = os.waitpid(dead.si_pid, 0)
-            trial = self._trials.pop(dead.si_pid, None)
-            if trial is not None:
-                self._end_trial(*trial, status)
             if number is not None:
                 self._pids.pop(number, None)
                 self._report("exited", number, status)
@@ -318,7 +257,7 @@ class _ForkServer:
 
     def _clean_up(self) -> None:
         """Kill every descendant and the driver, remove the session directory."""
-        for pid in (*self._children, *self._trials):
+        for pid in self._children:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         self._await_reparenting()
@@ -359,35 +298,6 @@ class _ForkServer:
         if self._driver is not None and self._driver.orphaned:
             with contextlib.suppress(OSError):
                 os.kill(self._driver.pid, number)
-
-
-def _trial(name: str, file: str) -> int:
-    """Import a module in this process, a forked one. Returns 0 if a template may import it, else a code.
-
-    Args:
-        file: where workers have imported it from.
-    """
-    spec = importlib.util.find_spec(name)
-    if spec is None or spec.origin is None or os.path.realpath(spec.origin) != os.path.realpath(file):
-        return 3
-    began = time.perf_counter()
-    try:
-        importlib.import_module(name)
-    except (Exception, SystemExit):
-        return 2
-    took = time.perf_counter() - began
-    opened = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _exists(fd)]
-    if len(os.listdir("/proc/self/task")) > 1:
-        return 4
-    if any(path.startswith(("/dev/nvidia", "/dev/kfd")) for path in opened):
-        return 5
-    if descendants(os.getpid()):
-        return 7
-    return 6 if took < _LIGHT else 0
-
-
-def _exists(fd: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{fd}")
 
 
 def _seed_generators() -> None:
@@ -450,7 +360,7 @@ class ForkServerClient:
     ) -> None:
         """Import from `copies` (see `PathRelocation`) from now on, and import `modules`, for workers forked later.
 
-        A module that cannot be imported is reported as "not imported".
+        Each module is reported as "preloaded", with the traceback where it cannot be imported.
 
         Args:
             copies: before the first fork only.
@@ -462,16 +372,6 @@ class ForkServerClient:
             modules.insert(0, "hpcray.compat.ray")  # the server's import path is not the job's
         if copies or modules:
             self._send(_encode(["prepare", copies, modules, env]))
-
-    def learn(self, module: str, file: str, env: Sequence[tuple[str, str]] = ()) -> None:
-        """Import a module for workers that are forked later, if a trial shows that it may be: no thread and no GPU must
-        be left by its import. The answer is a report, "learned"; a module is tried once.
-
-        Args:
-            file: where it must be found.
-            env: variables that are set meanwhile.
-        """
-        self._send(_encode(["learn", module, file, env]))
 
     def kill(self, number: int) -> None:
         """SIGKILL worker `number`, if that worker still runs."""

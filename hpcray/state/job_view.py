@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.log_names import parse_worker_log_name
-from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
+from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, stacks
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.overview import JobOverview, JobUse
 from hpcray.state.reports import show_stacks
@@ -78,10 +79,17 @@ class LiveJob:
         """See `JobSource`."""
         return self._overview.processes(node)
 
+    def nodes(self) -> list[ClusterRoster]:
+        """Every node, dead ones too, and who is on it."""
+        return self._query.nodes()
+
     def actors(self) -> list[dict[str, Any]]:
         """See `JobSource`. Rows "actor", "class", "name", "state", "node", "pid", "proc", "restarts", "reason",
         "ended"."""
-        nodes = self._query.nodes()
+        return self.actors_on(self.nodes())
+
+    def actors_on(self, nodes: Sequence[ClusterRoster]) -> list[dict[str, Any]]:
+        """The same, where the nodes have been asked already."""
         now = time.time()
         ended = {row["actor"]: row["seconds"] for node in nodes for row in node.ended if row["actor"]}
         pids = {one.proc: one.pid for node in nodes for one in node.processes}

@@ -21,7 +21,7 @@ from rich.text import Text
 from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
-from hpcray.diagnostics.cluster_query import show_kernel
+from hpcray.diagnostics.cluster_query import ClusterRoster, show_kernel
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users
 from hpcray.state.schemas import ActorState, JobState, NodeState, StateSchema, TaskState, WorkerState
 
@@ -339,6 +339,19 @@ def show_actors(actors: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"  {row['class']}{name} died at {when} on node {row['node']}: {reason}; hint: hpcray why {row['actor']}"
     if len(dead) > _MOST_DEAD:
         yield f"  and {len(dead) - _MOST_DEAD} more; hint: hpcray list actors -f state=DEAD"
+
+
+def show_preloaded(nodes: Sequence[ClusterRoster]) -> Iterator[str]:
+    """Which modules all workers have from their fork server, and which could not be imported; nothing for none."""
+    asked = dict.fromkeys(module for node in nodes for module in node.preloaded)
+    failed = [(module, node) for module in asked for node in nodes if node.preloaded.get(module)]
+    good = [module for module in asked if any(node.preloaded.get(module) == "" for node in nodes)]
+    if good:
+        yield f"preloaded: {', '.join(good)}"
+    for module, node in failed[:_MOST_DEAD]:
+        yield f"  {module} could not be preloaded on node {node.index}: {node.preloaded[module]}"
+    if len(failed) > _MOST_DEAD:
+        yield f"  and {len(failed) - _MOST_DEAD} more"
 
 
 def sum_stores(rows: Iterable[dict[str, Any]]) -> dict[str, int]:

@@ -53,7 +53,7 @@ def test_device_objects_change_no_weight(leak_check: LeakCheck) -> None:
 @pytest.mark.slow
 def test_the_rows_of_a_gpu_are_measured_on_a_cpu_too(leak_check: LeakCheck) -> None:
     pytest.importorskip("torch")
-    small = ("--device", "cpu", "--seconds", "0.05", "--churn", "100", "--largest", "1000000", "--pause", "0.1")
+    small = ("--device", "cpu", "--seconds", "0.05", "--churn", "100", "--largest", "1000000")
     with Job(embedded(ROOT / "benchmarks" / "gpu_rows.py", *small)) as job:
         ended = job.wait(100)
     assert ended.code == 0, ended.err

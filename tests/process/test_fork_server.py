@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 import select
 import signal
 import subprocess
@@ -196,6 +197,43 @@ def test_a_preloaded_pytorch_has_one_thread_and_seeds_of_each_worker(
         template.wait_for("exited", number)
         found = json.loads(Path(template.session.path, f"{number}.json").read_text())
         assert (found["threads"], found["seeds"]) == (1, [found["pid"]])
+
+
+DRAWS = """
+import os, random
+own = random.Random()
+hooked = random.Random()
+os.register_at_fork(after_in_child=hooked.seed)
+"""
+
+
+def test_what_a_preloaded_module_registers_for_a_fork_runs_in_each_worker(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> WorkerMain:
+        def main(session_dir: str, number: int, arena_fd: int) -> NoReturn:
+            draws = sys.modules["draws"]
+            found = [draws.hooked.random(), random.random(), draws.own.random()]
+            Path(session_dir, f"{number}.json").write_text(json.dumps(found))
+            sys.exit(0)
+
+        return main
+
+    (tmp_path / "draws.py").write_text(DRAWS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    template = make(load)
+    template.link.prepare((), ["draws", "no_such_module"])
+    found = []
+    for number in (1, 2, 3):
+        template.link.fork(number, ())
+        template.wait_for("exited", number)
+        found.append(json.loads(Path(template.session.path, f"{number}.json").read_text()))
+    hooked, random_, own = (set(drawn) for drawn in zip(*found, strict=True))
+    assert len(hooked) == len(random_) == 3
+    assert len(own) == 1, "docs/how-to/startup.md says so"
+    (good, bad) = (report[1:] for report in template.seen if report[0] == "preloaded")
+    assert good == ["draws", ""] and bad[0] == "no_such_module" and "ModuleNotFoundError" in bad[1]
+    assert "draws" not in sys.modules, "the raylet has imported nothing"
 
 
 def test_kill(make: Make) -> None:

@@ -78,7 +78,7 @@ def test_a_job_is_stopped(command: Command) -> None:
     assert stopped.returncode == 0 and "Job 'long' was stopped" in stopped.stdout
 
 
-@pytest.mark.parametrize("name", ["start", "stop", "up", "down", "dashboard", "submit"])
+@pytest.mark.parametrize("name", ["up", "down", "dashboard", "submit"])
 def test_what_has_no_meaning_here_says_what_has(command: Command, name: str) -> None:
     done = command(name, "--head", "--port=6379")
     assert done.returncode == 1 and f"ray {name}: " in done.stderr and "hint: " in done.stderr

@@ -12,7 +12,7 @@ from engine import PATIENCE, eventually, ray
 
 pytestmark = pytest.mark.usefixtures("session")
 WIDE = {**os.environ, "COLUMNS": "160"}
-INIT = {"num_cpus": 2, "resources": {"licence": 2}}
+INIT = {"num_cpus": 2, "resources": {"licence": 2}, "preload": "colorsys,not_there"}
 
 
 def status(*more: str) -> str:
@@ -26,6 +26,13 @@ def status(*more: str) -> str:
 class Holder:
     def ready(self):
         return True
+
+
+def test_hpcray_status_says_what_is_preloaded():
+    text = status()
+    assert "preloaded: colorsys\n  not_there could not be preloaded on node 0: ModuleNotFoundError:" in text, text
+    found = json.loads(status("--json"))["preloaded"]["0"]
+    assert found["colorsys"] == "" and "ModuleNotFoundError" in found["not_there"]
 
 
 def test_hpcray_status_shows_demand_and_placement_groups():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 
-from hpcray.common.config import Config
+from hpcray.common.config import REMOVED_SETTINGS, Config
 
 
 def test_a_given_value_precedes_a_variable_which_precedes_the_default() -> None:
@@ -58,6 +59,12 @@ def test_a_mistyped_variable_is_reported_with_the_likely_name() -> None:
     assert Config.unknown_variables(environ) == [
         "HPCRAY_START_TIMEOT is no setting and has no effect; hint: HPCRAY_START_TIMEOUT?"
     ]
+
+
+def test_a_variable_of_an_earlier_version_is_reported_with_what_to_do_instead() -> None:
+    (said,) = Config.unknown_variables({"HPCRAY_LEARN_IMPORTS": "1"})
+    assert "is no setting any more and has no effect" in said and said.endswith("hint: HPCRAY_PRELOAD")
+    assert not {field.name for field in dataclasses.fields(Config)} & set(REMOVED_SETTINGS)
 
 
 def test_heartbeat_intervals_that_would_kill_every_node_are_refused() -> None:

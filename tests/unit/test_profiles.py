@@ -7,16 +7,14 @@ import json
 import threading
 import time
 import tracemalloc
-from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 
 from hpcray.diagnostics.memory_growth import MemoryGrowth
 from hpcray.diagnostics.stack_sampler import INTERNAL, StackSampler
 from hpcray.state.profile import JobProfile, ProcessProfile, ProfiledStack, limits, time_by_label, top_functions
-from hpcray.state.profile_files import flame_graph, flame_tree, folded, speedscope
+from hpcray.state.profile_files import folded, speedscope
 
 HERE = __file__
 
@@ -178,16 +176,3 @@ def test_speedscope_gets_all_processes_cpu_time_and_each_process() -> None:
     assert len(whole["samples"]) == len(whole["weights"])
     assert [frames[place]["name"] for place in whole["samples"][0]] == ["step", "step<T>", "Model.forward"]
     assert all(place < len(frames) for one in found["profiles"] for row in one["samples"] for place in row)
-
-
-def test_a_flame_graph_is_one_valid_file_with_a_box_per_call(tmp_path: Path) -> None:
-    root = flame_tree(example())
-    assert root.value == 7.0
-    assert {one.name: one.value for one in root.children.values()} == {"step": 6.0, "(idle)": 1.0}
-    text = flame_graph(example(), "a <title>")
-    assert "http://www.w3.org" in text and text.count("http") == text.count("http://www.w3.org"), "nothing is fetched"
-    tree = ElementTree.fromstring(text)
-    boxes = list(tree.iter("{http://www.w3.org/2000/svg}g"))
-    assert {one.get("data-n") for one in boxes} == {"all", "step", "(idle)", "step<T>", "Model.forward"}
-    widths = {one.get("data-n"): float(one[0].get("width")) for one in boxes}
-    assert widths["all"] > widths["step<T>"] > widths["Model.forward"] > widths["(idle)"]

@@ -29,7 +29,7 @@ from hpcray.common.resources import (
     to_amounts,
     waiting_text,
 )
-from hpcray.core.effects import Effect, LearnModule, Preload, Send
+from hpcray.core.effects import Effect, Preload, Send
 from hpcray.core.raylet.bundle_manager import BundleManager
 from hpcray.core.raylet.ended_workers import EndedWorkers
 from hpcray.core.raylet.head_reporter import HeadReporter
@@ -50,7 +50,7 @@ GROUP_TIMEOUT = 4 * GROUP_WAIT
 
 HANDLES: tuple[type, ...] = (
     m.RequestLeases, m.ReturnLease, m.Blocked, m.Unblocked, m.GrantLeases, m.StartActor, m.KillActor, m.ActorLeaving,
-    m.SetJob, m.ExitRefused, m.ModulesImported, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles,
+    m.SetJob, m.ExitRefused, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles,
     m.ReturnBundles, m.ResourceContention, m.PeerLeaseRequest, m.PeerLeasesRefused, m.PlacementGroupNodes,
 )  # fmt: skip
 """Message types for `LocalLeaseManager.handle`. In the head's raylet, KillActor and SetJob are for the raylet core when
@@ -110,7 +110,6 @@ class LocalLeaseManager:
         self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)
         self._procs: dict[bytes, str] = {}
         self._leaving = False
-        self._learned: set[str] = set()  # modules that the template has been told of
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.RequestLeases: self._request_leases,
             m.ReturnLease: self._return_lease,
@@ -122,7 +121,6 @@ class LocalLeaseManager:
             m.ActorLeaving: self._actor_leaving,
             m.SetJob: self._set_job,
             m.ExitRefused: self._exit_refused,
-            m.ModulesImported: self._modules_imported,
             m.PrepareBundles: self._bundles.prepare_bundles,
             m.CommitBundles: self._bundles.commit_bundles,
             m.ReturnBundles: self._bundles.return_bundles,
@@ -502,13 +500,6 @@ class LocalLeaseManager:
         if before is None or structs.replace(before, preload=msg.job.preload) != msg.job:
             out += [Send(proc, msg) for proc, kind in self._procs.items() if kind == m.WORKER]
         return out
-
-    def _modules_imported(self, now: float, src: bytes, msg: m.ModulesImported) -> list[Effect]:
-        """A worker has imported large modules: later ones get them from the template."""
-        env = self.job.env if self.job is not None else ()
-        fresh = [(module, file) for module, file in msg.modules if module not in self._learned]
-        self._learned.update(module for module, _ in fresh)
-        return [LearnModule(module, file, env) for module, file in fresh]
 
     def _worker_start_failed(self, now: float, worker: WorkerProcess, reason: str) -> None:
         """A worker died before it joined: undo one allocation that waits for such a worker."""

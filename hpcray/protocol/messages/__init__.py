@@ -20,7 +20,7 @@ from hpcray.protocol.messages.processes import *
 from hpcray.protocol.messages.tasks import *
 
 Message = Union[
-    Hello, Welcome, SetJob, Exit, ExitRefused, ModulesImported, ProcDied, Undeliverable, ProbeViaRaylet, CollectGarbage,
+    Hello, Welcome, SetJob, Exit, ExitRefused, ProcDied, Undeliverable, ProbeViaRaylet, CollectGarbage,
     RequestGarbageCollection,
     RequestLeases, LeaseGranted, ReturnLease, ReclaimIdle, Blocked, Unblocked, Infeasible, LeaseRevoked, LeasesCapped,
     UnmetLeaseRequest, GrantLeases, GrantLeasesRefused, PeerLeaseRequest, PeerLeasesRefused, PlacementGroupNodes,

@@ -131,12 +131,6 @@ class ProbeViaRaylet(Struct, array_like=True, tag=7):
     of a dead one answers Undeliverable."""
 
 
-class ModulesImported(Struct, array_like=True, tag=223):
-    """worker→r: this worker has imported large modules by itself, each with its file."""
-
-    modules: list[tuple[str, str]]
-
-
 class ExitRefused(Struct, array_like=True, tag=39):
     """worker→r, answer to Exit(if_unused): the worker owns objects that are in use, and goes on."""
 

@@ -49,7 +49,7 @@ class DrainClient:
         self.deadline = 0.0
         self.takes_part = False
         self.admission = admission
-        admission.on_refused = self.take_part
+        admission.refusal_listeners.append(self.take_part)
         self.on_begin: list[Callable[[], object]] = []
         self._context = context
         self._pending: list[Callback] = []
@@ -170,7 +170,7 @@ class DrainAdmission:
     """Refuses the tasks of one process that must not start any more. All methods want the engine's lock held.
 
     Attributes:
-        on_refused: called when a task was refused.
+        refusal_listeners: called, in this order, when a task was refused.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ class DrainAdmission:
         self._all: Refusal | None = None
         self._closed: dict[SchedulingClass, Refusal] = {}
         self._limited: set[SchedulingClass] = set()
-        self.on_refused: Callable[[], None] = lambda: None
+        self.refusal_listeners: list[Callable[[], None]] = []
 
     def with_max_runtime(self, shape: Shape, seconds: float | None) -> Shape:
         """Return the shape of tasks that take at most `seconds` (None: unknown). Lock not held."""
@@ -206,7 +206,8 @@ class DrainAdmission:
 
     def _fail(self, refusal: Refusal, task: PendingTask) -> None:
         self._fail_task(task, serialize_error(refusal(task)))
-        self.on_refused()
+        for listener in self.refusal_listeners:
+            listener()
 
     def limit(self, shape: TimedShape) -> None:
         """Tasks of this shape are started only while there is time for them."""

@@ -81,11 +81,8 @@ class ProcessEvents(Protocol):
     def template_broken(self, reason: str) -> None:
         """The template process lives, but cannot fork workers."""
 
-    def preload_failed(self, module: str, reason: str) -> None:
-        """The template process could not import a module ahead of the workers."""
-
-    def module_learned(self, module: str, problem: str) -> None:
-        """The template process has imported a module that a worker had imported, or does not ("problem": why)."""
+    def preloaded(self, module: str, problem: str) -> None:
+        """The template process has imported a module ahead of the workers. problem: why it could not; "": it has."""
 
     def template_gone(self, reason: str) -> None:
         """The template process has ended."""
@@ -144,12 +141,6 @@ class LocalProcesses:
         """Have modules imported before the next worker is forked. env: variables that they need."""
         self._template.prepare((), modules, env)
         self._watch_template()
-
-    def learn(self, module: str, file: str, env: tuple[tuple[str, str], ...]) -> None:
-        """Have a module that a worker has imported from `file` imported before later workers are forked, if it may."""
-        if not self.stopping:
-            self._template.learn(module, file, env)
-            self._watch_template()
 
     def kill(self, proc: bytes, reason: str = "") -> None:
         """Send SIGKILL to a worker. reason: of its death; "": the signal."""
@@ -242,10 +233,8 @@ class LocalProcesses:
                 number, reason = args
                 self._workers.discard(number)
                 self._events.fork_failed(number, reason)
-            elif what == "not imported":
-                self._events.preload_failed(*args)
-            elif what == "learned":
-                self._events.module_learned(*args)
+            elif what == "preloaded":
+                self._events.preloaded(*args)
             elif what == "broken":
                 self._events.template_broken(f"the template process cannot import what workers need:\n{args[0]}")
 

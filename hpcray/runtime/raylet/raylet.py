@@ -81,7 +81,7 @@ class RayletDiagnostics(Protocol):
     """
 
     figures: NodeFigures
-    learned: dict[str, str]
+    preloaded: dict[str, str]
 
     def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
         """Answer a question."""
@@ -306,14 +306,11 @@ class Raylet:
     def template_broken(self, reason: str) -> None:
         self._events.give_up(reason)
 
-    def preload_failed(self, module: str, reason: str) -> None:
-        if module not in self.context.config.preload.split(","):
-            return  # nobody has asked for it
-        why = reason.strip().splitlines()[-1]
-        self.log(f"warning: {module} of HPCRAY_PRELOAD cannot be imported: {why}; tasks that need it get the error")
-
-    def module_learned(self, module: str, problem: str) -> None:
-        self.introspection.learned[module] = problem
+    def preloaded(self, module: str, problem: str) -> None:
+        why = problem.strip().splitlines()[-1] if problem else ""
+        self.introspection.preloaded[module] = why
+        if problem and module in self.context.config.preload.split(","):  # nobody has asked for the others
+            self.log(f"warning: {module} of HPCRAY_PRELOAD cannot be imported: {why}; tasks that need it get the error")
 
     def template_gone(self, reason: str) -> None:
         self._events.template_gone(reason)
@@ -537,7 +534,6 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.StartActor: lambda r: r.lease_manager.handle,
     m.ActorLeaving: lambda r: r.lease_manager.handle,
     m.ExitRefused: lambda r: r.lease_manager.handle,
-    m.ModulesImported: lambda r: r.lease_manager.handle,
     m.Undeliverable: lambda r: r.lease_manager.handle,
     m.PrepareBundles: lambda r: r.lease_manager.handle,
     m.CommitBundles: lambda r: r.lease_manager.handle,
@@ -603,7 +599,6 @@ EFFECT_HANDLERS: dict[type, Callable[[Raylet], EffectHandler]] = {
     fx.Send: lambda r: r._send,
     fx.ForkWorker: lambda r: r._fork_worker,
     fx.Preload: lambda r: lambda effect: r.processes.preload(effect.modules, effect.env),
-    fx.LearnModule: lambda r: lambda effect: r.processes.learn(effect.module, effect.file, effect.env),
     fx.KillWorker: lambda r: lambda effect: r.processes.kill(effect.worker, effect.reason),
     fx.StartReceive: lambda r: r._start_receive,
     fx.StartSend: lambda r: r._start_send,

@@ -76,7 +76,6 @@ class ActorExecutor:
         try:
             if problem:
                 raise worker.env_error(spec.actor.hex())
-            worker.imports.loaded()
             self.cls = self._load_class()
             self.is_async = has_async_method(self.cls)
             self._open_runners()

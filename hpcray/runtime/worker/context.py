@@ -10,7 +10,6 @@ from hpcray.common.exceptions import RayError
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.io_engine import IoEngine
-from hpcray.runtime.worker.import_watch import ImportWatch
 
 if TYPE_CHECKING:
     import asyncio  # drivers load this module too, and asyncio takes 12 ms
@@ -25,7 +24,6 @@ class WorkerContext(Protocol):
     options: dict[bytes, m.CallOptions]
     forked: bool
     reply: Callable[..., None]
-    imports: ImportWatch
 
     @property
     def actor(self) -> ActorContext | None: ...

@@ -40,7 +40,6 @@ from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
 from hpcray.runtime.worker.context import WorkerEnvironment
-from hpcray.runtime.worker.import_watch import ImportWatch
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, Verdict, drive
 from hpcray.runtime.worker.task_events import qualified_name
 
@@ -148,7 +147,6 @@ class TaskExecutor:
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
         self.drain: ActorDrain = ActorDrain(self)
         self.reply: Callable[..., None] = self.replies.reply
-        self.imports = ImportWatch(process)
         self._retirement: Waiter | None = None
         self._idle: Waiter | None = None
         self._await_work: Callable[[Waiter], object] = self.engine.wait
@@ -507,7 +505,6 @@ class TaskExecutor:
             ) from None
         if definition.max_calls:
             function = self._counted(function, definition.max_calls)
-        self.imports.loaded()
         found = self._functions[ident] = (definition.name, function)
         del self._blobs[ident]
         return found
