@@ -9,7 +9,9 @@ __version__ = "0.1.0"
 # (`processes.raylet_main.load_worker`).
 _module = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :][:1] if "-m" in _sys.orig_argv else []
 _is_command = _sys.argv[:1] == ["-m"] and _module in (["hpcray"], ["hpcray.cli.launch"])
-if not (_is_command or (_sys.argv[:1] and _sys.argv[0].endswith("/bin/hpcray-launch"))):
+if not (
+    _is_command or (_sys.argv[:1] and _sys.argv[0].endswith(("/bin/hpcray-launch", "/hpcray/launch/local_ranks.py")))
+):
     import cloudpickle
 
     from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util

@@ -17,7 +17,7 @@ from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.exceptions import StartupError
 from hpcray.common.ray_version import STANDIN
 from hpcray.platform.console import adopt_console
-from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.process_control import set_process_name
 from hpcray.processes.raylet_main import run_node
 from hpcray.runtime.node.options import HelpRequested, NodeOptions
 from hpcray.transport.startup import read_launch
@@ -73,7 +73,8 @@ def main() -> NoReturn:
     console = adopt_console(_runs_program(options))
     code = 1
     try:
-        code = run_node(options, lambda session_dir: None)
+        report = console.leave if console is not None else lambda code: code
+        code = run_node(options, lambda session_dir: None, report_code=report)
     except StartupError as error:
         if error.reported_by == "rank0":
             code = 0  # mpirun ends all ranks at the first other code, before rank 0 has reported the error

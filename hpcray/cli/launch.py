@@ -17,6 +17,7 @@ from hpcray.launch.launch_line import (
     LaunchError,
     LaunchOptions,
     compose,
+    has_open_ports,
     probe_site,
     starts_here,
     uses_allocation,
@@ -193,6 +194,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(
             "hpcray-launch: the program runs on another host, and the end of this input may never reach it (Open MPI "
             "5); hint: start hpcray-launch on the program's host, or give it </dev/null",
+            file=sys.stderr,
+        )
+    if has_open_ports(options, site):
+        print(
+            f"hpcray-launch: {os.path.basename(site.mpirun)} listens on ports through which other users of its hosts "
+            "can run programs as you; hint: srun, or nodes of your own (docs/security.md)",
             file=sys.stderr,
         )
     if options.node.progress and (size := terminal_size(2, os.environ)) is not None:

@@ -20,6 +20,7 @@ from hpcray.api.session import require_session
 from hpcray.compat.names.authentication import job_secret
 from hpcray.compat.names.network_utils import build_address
 from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from hpcray.platform.http_peers import sum_up_refusals
 from hpcray.platform.private_files import write_private_file
 from hpcray.platform.sockets import bind_private
 
@@ -63,6 +64,7 @@ async def start(
     Returns:
         A task that ends with the server, and the server.
     """
+    sum_up_refusals(logger)
     if options.token:
         app = RequireToken(app, job_secret("http-token"))
         write_private_file(token_path(options.port), f"{TOKEN_HEADER}: {app.token}\n".encode())

@@ -18,7 +18,7 @@ from typing import Any
 
 from hpcray.api.session import require_session
 from hpcray.compat import serve_http
-from hpcray.platform.http_peers import refuse_strangers
+from hpcray.platform.http_peers import RefusalLog, refuse_strangers
 from hpcray.platform.sockets import node_ip_address
 from hpcray.platform.tcp_peers import Address, is_own_peer
 
@@ -154,13 +154,14 @@ def _is_loopback(host: str | None) -> bool:
 
 def _own_calls(handler: Any, here: Address) -> Any:
     """A handler of gRPC calls that refuses those of other users."""
+    refusals = RefusalLog(logger)
 
     async def check(context: Any) -> None:
         host, _, port = context.peer().rpartition(":")  # "ipv4:127.0.0.1:54321"
         if not is_own_peer((host.partition(":")[2], int(port)), here):
             import grpc
 
-            logger.warning("refused a call of another user to the gRPC port %s", here)
+            refusals.note(f"refused a call of another user to the gRPC port {here}")
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "this server is for the user who started it")
 
     async def one(request: Any, context: Any) -> Any:

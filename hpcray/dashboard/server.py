@@ -16,7 +16,7 @@ import uvicorn
 from hpcray.dashboard.access import DashboardAccess
 from hpcray.dashboard.app import DashboardApp
 from hpcray.dashboard.job_pages import JobPages
-from hpcray.platform.http_peers import refuse_strangers
+from hpcray.platform.http_peers import refuse_strangers, sum_up_refusals
 from hpcray.platform.sockets import bind_private, connect_private
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
@@ -99,6 +99,7 @@ class DashboardServer:
 
     async def _serve(self, server: Any) -> str:
         loop = asyncio.get_running_loop()
+        sum_up_refusals(logger)
         server.install_signal_handlers = lambda: None
         server.capture_signals = contextlib.nullcontext
         stop = asyncio.Event()

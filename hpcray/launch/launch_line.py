@@ -25,9 +25,11 @@ from hpcray.launch.launchers import (
     in_flux,
     recognise,
 )
+from hpcray.launch.local_ranks import compose_local
 from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.pmix_library import find_library
 from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
 
@@ -125,6 +127,8 @@ class LaunchSite:
         recovers: whether mpirun is Open MPI's from PyPI, which can let the other ranks live when one dies.
         launcher: the name of what `mpirun` is, `launchers.OPEN_MPI` or a key of `launchers.LAUNCHERS`.
         flux_nodes: nodes of the Flux instance, where that is the launcher.
+        pmix: path of the PMIx library of this Open MPI, with which ranks of one host start without mpirun; "" where
+            mpirun was asked for, or there is none that hpcray knows.
     """
 
     python: str
@@ -138,6 +142,7 @@ class LaunchSite:
     recovers: bool = False
     launcher: str = OPEN_MPI
     flux_nodes: int | None = None
+    pmix: str = ""
 
 
 def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
@@ -151,6 +156,10 @@ def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
         return compose_srun(site.slurm, command, options.nodes, options.overlap)
     if site.launcher != OPEN_MPI:
         return LAUNCHERS[site.launcher].line(_placement(options, site), command)
+    if starts_ranks_itself(options, site):
+        return compose_local(
+            site.python, options.nodes or max(1, len(options.hosts)), site.pmix, site.recovers, command
+        )
     line = [site.mpirun]
     if site.root:
         line.append("--allow-run-as-root")
@@ -177,6 +186,27 @@ def compose(options: LaunchOptions, site: LaunchSite) -> list[str]:
     if options.hosts or options.hostfile:
         line += forwarded_options(site.environ, options.export)
     return line + command
+
+
+def starts_ranks_itself(options: LaunchOptions, site: LaunchSite) -> bool:
+    """True if `hpcray-launch` starts the ranks without an mpirun: all on this host, with an Open MPI that it knows how
+    to serve, and no mpirun was asked for."""
+    if not site.pmix or site.launcher != OPEN_MPI or uses_srun(options, site):
+        return False
+    if options.hostfile or any(host not in site.names for host in options.hosts):
+        return False
+    return not uses_allocation(options, site) or (
+        site.slurm.allocation.node == 0 and len(site.slurm.allocation.nodes) == 1 and options.nodes in (None, 1)
+    )
+
+
+def has_open_ports(options: LaunchOptions, site: LaunchSite) -> bool:
+    """True if the launcher listens on ports that cannot authenticate a peer: mpirun's without munge, and Hydra's."""
+    if uses_srun(options, site) or starts_ranks_itself(options, site):
+        return False
+    if site.launcher == OPEN_MPI:
+        return not site.environ.get("PMIX_MCA_psec", "").startswith("munge")
+    return site.launcher in (MPICH, INTEL_MPI)
 
 
 def _placement(options: LaunchOptions, site: LaunchSite) -> Placement:
@@ -457,6 +487,7 @@ def probe_site(options: LaunchOptions) -> LaunchSite:
         mpirun = find_mpirun(own, os.path.dirname(sys.executable), option)
         launcher = options.launcher
     recovers = bool(mpirun) and os.path.dirname(mpirun) == os.path.join(open_mpi_wheel_prefix(), "bin")
+    chosen = bool(options.mpirun or configured.mpirun) or launcher == OPEN_MPI
     if launcher in (AUTO, SRUN):
         launcher = OPEN_MPI if recovers else recognise(mpirun)
     host = socket.gethostname()
@@ -472,6 +503,7 @@ def probe_site(options: LaunchOptions) -> LaunchSite:
         recovers=recovers and launcher == OPEN_MPI,
         launcher=launcher,
         flux_nodes=flux_nodes(mpirun) if flux else None,
+        pmix=find_library(mpirun) if mpirun and launcher == OPEN_MPI and not chosen else "",
     )
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
+from hpcray.launch.local_ranks import fork, local_arguments
 from hpcray.platform.console import CONSOLE_VARIABLE, ConsoleOffer, ExitFile
 from hpcray.platform.console import EXIT_FILE_VARIABLE as EXIT_FILE
-from hpcray.platform.process_tree import die_with_parent
+from hpcray.platform.mpi_directory import MpiDirectory, mpirun_settings, remove_abandoned
+from hpcray.platform.process_control import die_with_parent
 
 # The signal that the rank with the program (0 as a rule) gets for a signal to this process.
 _FORWARDED = {
@@ -35,6 +35,7 @@ _OTHER_RANKS_EXIT_TIMEOUT = 30.0
 _SIGKILL_DELAY = 5.0  # seconds between SIGTERM and SIGKILL to a launcher that does not end
 _EXIT_FILE_INTERVAL = 2.0  # seconds between looks for the file with the exit code, where there is no console
 _CHUNK = 1 << 16
+_OPEN_MPI_LAUNCHERS = ("mpirun", "mpiexec", "prterun", "orterun")
 
 
 def run_launcher(line: Sequence[str], console: bool) -> int:
@@ -61,12 +62,36 @@ def run_launcher(line: Sequence[str], console: bool) -> int:
             return run.wait(descriptors)
 
 
+class _ForkedLauncher:
+    """`hpcray.launch.local_ranks` in a child process that is a copy of this one; as a `subprocess.Popen`."""
+
+    def __init__(self, argv: Sequence[str], environ: Mapping[str, str], end_with_parent: Callable[[], None]) -> None:
+        def prepare() -> None:
+            end_with_parent()
+            os.setsid()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+
+        self.pid = fork(argv, environ, prepare)
+        self._status: int | None = None
+
+    def wait(self) -> int:
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._status
+
+    def send_signal(self, number: int) -> None:
+        if self._status is None:
+            os.kill(self.pid, number)
+
+
 class _LauncherRun:
     """One run of the launcher. `offer` None: the launcher forwards output and signals in its own way."""
 
     def __init__(self, offer: ConsoleOffer | None) -> None:
         self._offer = offer
         self._exit_file = ExitFile(os.getcwd())
+        self._launcher: subprocess.Popen[bytes] | _ForkedLauncher
+        self._files: MpiDirectory | None = None
         self._end_requests: list[int] = []
         self._terminated = False
 
@@ -83,16 +108,32 @@ class _LauncherRun:
 
         if self._offer is None:
             # In the same process group: the launcher reads the terminal itself.
-            environ = {**os.environ, EXIT_FILE: self._exit_file.path}
+            environ = {**os.environ, EXIT_FILE: self._exit_file.path, **self._settings(line)}
             self._launcher = subprocess.Popen(line, env=environ, preexec_fn=end_with_parent)
+            return
+        environ = {**os.environ, CONSOLE_VARIABLE: self._offer.name}
+        local = local_arguments(line)
+        if local is not None:
+            self._launcher = _ForkedLauncher(local, environ, end_with_parent)
             return
         self._launcher = subprocess.Popen(
             line,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, CONSOLE_VARIABLE: self._offer.name},
+            env={**environ, **self._settings(line)},
             preexec_fn=end_with_parent,
             start_new_session=True,  # this process forwards a Ctrl-C at the terminal
         )
+
+    def _settings(self, line: Sequence[str]) -> dict[str, str]:
+        """The variables that have an mpirun and its daemons make their files in a private directory."""
+        if os.path.basename(line[0]) not in _OPEN_MPI_LAUNCHERS or not mpirun_settings("", os.environ):
+            return {}
+        try:
+            self._files = MpiDirectory.create()
+        except OSError as error:
+            print(f"hpcray-launch: no private directory for mpirun's files can be made: {error}", file=sys.stderr)
+            return {}
+        return mpirun_settings(self._files.path, os.environ)
 
     def forward(self, number: int, frame: FrameType | None) -> None:
         """Signal handler: rank 0 gets the signal and passes it to the program. A second request to end goes to the
@@ -149,8 +190,10 @@ class _LauncherRun:
         return time.monotonic() + _SIGKILL_DELAY
 
     def _code(self, status: int) -> int:
-        if status < 0:  # the session directory of an mpirun (Open MPI 5) that was killed
-            shutil.rmtree(os.path.join(tempfile.gettempdir(), f"ompi.{self._launcher.pid}"), ignore_errors=True)
+        if status < 0 and isinstance(self._launcher, _ForkedLauncher):
+            remove_abandoned()
+        if self._files is not None:
+            self._files.remove()
         code = 128 - status if status < 0 else status
         offer, reported = self._offer, self._exit_file.take()
         if offer is None and reported is not None:

@@ -90,7 +90,7 @@ def adopt(directory: str, rank: int, size: int, timeout: float, holder: PlaceHol
     os.environ.update(place["environ"])
     set_mpi_variables(os.environ, under_srun=place["srun"])
     try:
-        found = start_mpi(place["one_host"]).COMM_WORLD.Get_size()
+        found = start_mpi(place["one_host"], Path(directory)).COMM_WORLD.Get_size()
     finally:
         strip_launcher_variables(os.environ)  # this rank's alone: not for what it starts
     if found != size:

@@ -16,8 +16,12 @@ from typing import Any
 
 from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.launch.launch_line import LaunchError, find_mpirun, forwarded_options, has_mpich, protocol
+from hpcray.launch.launchers import OPEN_MPI
+from hpcray.launch.local_ranks import compose_local
 from hpcray.mpi import processes
+from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.pmix_library import find_library
 from hpcray.platform.private_files import CLOSED, make_private_directory, write_private_file
 from hpcray.platform.python_lines import module_line
 from hpcray.runtime.core_worker.core_worker import current
@@ -48,6 +52,7 @@ class NestedMpiSite:
         host: its host.
         root: whether this process runs as root.
         mpirun: absolute path; "" where srun starts the ranks.
+        pmix: the PMIx library with which ranks of one host start without mpirun; "" where they cannot.
         srun: srun's start-up protocol; "" where mpirun starts the ranks.
         export: variables that ranks on other hosts must have, too.
     """
@@ -57,6 +62,7 @@ class NestedMpiSite:
     host: str
     root: bool = False
     mpirun: str = ""
+    pmix: str = ""
     srun: str = ""
     export: Sequence[str] = field(default_factory=tuple)
 
@@ -82,6 +88,8 @@ def compose(shares: Sequence[RankShare], site: NestedMpiSite, role: str = "rank"
         if "SLURM_CPU_BIND" in site.environ or "SLURM_STEP_ID" not in site.environ:
             line.append("--cpu-bind=none")
         return [*line, *command]
+    if site.pmix and hosts == [site.host]:
+        return compose_local(site.python, int(ranks), site.pmix, False, command)
     line = [site.mpirun, *(["--allow-run-as-root"] if site.root else [])]
     if hosts == [site.host]:
         line += ["--host", "localhost", "-n", ranks, "--map-by", "node:OVERSUBSCRIBE"]
@@ -117,12 +125,15 @@ def probe_mpi_site(environ: Mapping[str, str], env: Mapping[str, str]) -> Nested
         LaunchError: there is no mpirun.
     """
     by_srun = bool(environ.get("SLURM_JOB_ID")) and shutil.which("srun") is not None
+    mpirun = "" if by_srun else find_mpirun("", os.path.dirname(sys.executable))
+    chosen = launch_config(environ).launcher == OPEN_MPI
     return NestedMpiSite(
         python=sys.executable,
         environ=environ,
         host=own_host(environ),
         root=os.geteuid() == 0,
-        mpirun="" if by_srun else find_mpirun("", os.path.dirname(sys.executable)),
+        mpirun=mpirun,
+        pmix=find_library(mpirun) if mpirun and not chosen else "",
         srun=protocol(environ, has_mpich()) if by_srun else "",
         export=tuple(env),
     )

@@ -38,12 +38,16 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.task_errors import make_task_error
 from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
+from hpcray.platform.mpi_directory import MpiDirectory, memory_settings
 from hpcray.platform.private_files import open_private_file
-from hpcray.platform.process_tree import become_subreaper, descendants, kill_descendants, set_process_name
+from hpcray.platform.process_control import become_subreaper, set_process_name
+from hpcray.platform.process_tree import descendants, kill_descendants
 from hpcray.platform.sockets import node_ip_address
 from hpcray.transport.startup import import_mpi, unlink_shared_memory, without_network
 
 _LOCK = "alive"
+_MEMORY = "memory"
+"""A file with the path of a private directory for the shared-memory files that MPI makes on this node."""
 HELD = "held"
 """A file that the holder of places keeps locked for as long as they are to be held."""
 _TAIL = 4000  # bytes of standard error that are kept
@@ -59,6 +63,8 @@ class _JobGuard:
         self._reply = reply
         self._child: subprocess.Popen[bytes] | None = None
         self._tail = b""
+        self._memory = MpiDirectory.create()
+        (directory / _MEMORY).write_text(self._memory.path)
 
     def serve(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -125,6 +131,7 @@ class _JobGuard:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_LAUNCHER_EXIT_TIMEOUT / 5)
         _end_descendants()
+        self._memory.remove()
         shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -147,8 +154,8 @@ def run_guard(directory: Path, reply: int) -> None:
         signal.signal(number, signal.SIG_IGN)
     lock = open_private_file(str(directory / _LOCK), os.O_RDWR | os.O_CREAT)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    os.write(reply, b"{}\n")
     guard = _JobGuard(directory, reply)
+    os.write(reply, b"{}\n")
     try:
         guard.serve()
     finally:
@@ -193,7 +200,7 @@ def run_rank(text: str) -> NoReturn:
     set_mpi_variables(os.environ, under_srun=spec["srun"])
     # hpcray.init() in a rank joins the job, and commands look there: the inherited session may be another node's.
     os.environ["HPCRAY_ADDRESS"] = os.environ["HPCRAY_SESSION"] = str(directory.parent)
-    module = start_mpi(spec["one_host"])
+    module = start_mpi(spec["one_host"], directory)
     comm = module.COMM_WORLD
     rank, size = comm.Get_rank(), sum(count for _, _, count in spec["shares"])
     call: PickledCall = read_pickle(directory / CALL)
@@ -219,9 +226,15 @@ def run_rank(text: str) -> NoReturn:
     sys.exit(0)
 
 
-def start_mpi(one_host: bool) -> Any:
-    """Start MPI as a user's program would; open no port where none is needed, leave no file after a kill."""
+def start_mpi(one_host: bool, directory: Path) -> Any:
+    """Start MPI as a user's program would; open no port where none is needed, leave no file after a kill.
+
+    Args:
+        one_host: whether all ranks are on this host.
+        directory: of the job on this node.
+    """
     module = import_mpi()
+    os.environ.update(memory_settings((directory / _MEMORY).read_text(), os.environ))
     with without_network(one_host):
         module.Init_thread(module.THREAD_MULTIPLE)
     unlink_shared_memory(module, module.COMM_WORLD)

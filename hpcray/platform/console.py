@@ -90,17 +90,20 @@ class Console:
     """Rank 0's end: the launcher's descriptors are this process's stdin, stdout and stderr."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self._sock: socket.socket | None = sock
 
     def leave(self, code: int) -> int:
-        """Send the launcher the driver's exit code.
+        """Send the launcher the driver's exit code. A later call sends nothing: the first code counts.
 
         Returns:
             The code to exit with: 0 when the launcher has received it (mpirun then has nothing to report), else `code`.
         """
+        sock, self._sock = self._sock, None
+        if sock is None:
+            return code
         try:
-            self._sock.sendall(str(code).encode())
-            self._sock.close()
+            sock.sendall(str(code).encode())
+            sock.close()
         except OSError:
             return code
         return 0

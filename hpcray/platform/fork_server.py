@@ -38,14 +38,8 @@ from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environmen
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
 from hpcray.platform.numa_binding import bind_worker, limit_loaded_libraries_to_one_thread
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.process_tree import (
-    ProcessIdentity,
-    become_subreaper,
-    close_other_fds,
-    die_with_parent,
-    kill_descendants,
-    set_process_name,
-)
+from hpcray.platform.process_control import become_subreaper, die_with_parent, set_process_name
+from hpcray.platform.process_tree import ProcessIdentity, close_other_fds, kill_descendants
 from hpcray.platform.session_directory import remove_session_directory
 
 WorkerMain = Callable[[str, int, int], NoReturn]

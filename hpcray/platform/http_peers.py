@@ -2,13 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import logging
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
 from hpcray.platform.sockets import is_same_user
 from hpcray.platform.tcp_peers import is_own_peer
+
+_INTERVAL = 60.0
+"""Seconds between two lines about the same kind of refusal."""
+
+
+class RefusalLog:
+    """Refused connections in the log: the first one, then a line a minute with their number, which others choose.
+
+    Args:
+        logger: gets the lines.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._counts: dict[str, int] = {}
+        self._due: dict[str, float] = {}
+
+    def note(self, text: str) -> None:
+        """One more of this kind."""
+        count = self._counts[text] = self._counts.get(text, 0) + 1
+        now = time.monotonic()
+        if now < self._due.get(text, 0.0):
+            return
+        self._due[text] = now + _INTERVAL
+        self._counts[text] = 0
+        self._logger.warning("%s%s", text, f" ({count} since the last line)" if count > 1 else "")
+
+    def handle(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An exception handler of an event loop: where no descriptor is left for a connection, a line is enough."""
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            self.note(f"no connection can be accepted now: {error.strerror}; it is tried again; hint: ulimit -n")
+        else:
+            loop.default_exception_handler(context)
+
+
+def sum_up_refusals(logger: logging.Logger) -> None:
+    """Have the running event loop report connections that it has no descriptor for as `RefusalLog` does."""
+    loop = asyncio.get_running_loop()
+    if loop.get_exception_handler() is None:
+        loop.set_exception_handler(RefusalLog(logger).handle)
 
 
 def refuse_strangers(protocol_class: Any, is_for_all: Callable[[], bool], logger: logging.Logger) -> Any:
@@ -17,8 +61,9 @@ def refuse_strangers(protocol_class: Any, is_for_all: Callable[[], bool], logger
     Args:
         protocol_class: the protocol.
         is_for_all: whether connections of other users are served too.
-        logger: gets a line for each connection that was refused.
+        logger: gets lines about connections that were refused.
     """
+    log = RefusalLog(logger)
 
     class Checked(protocol_class):  # type: ignore[misc]
         is_refused = False
@@ -33,7 +78,7 @@ def refuse_strangers(protocol_class: Any, is_for_all: Callable[[], bool], logger
                 return
             self.is_refused = True
             transport.abort()
-            logger.warning("refused a connection to the HTTP port %s: another user's, or closed at once", here)
+            log.note(f"refused a connection to the HTTP port {here}: another user's, or closed at once")
 
         def connection_lost(self, exc: Exception | None) -> None:
             if not self.is_refused:

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from hpcray.common.rank_variables import LAUNCHER_PREFIXES
+from hpcray.platform.mpi_directory import is_mpi_directory, remove_if_abandoned, set_in
 from hpcray.platform.numa_binding import UCX_NET_DEVICES
 from hpcray.platform.process_tree import ProcessIdentity
 
@@ -90,7 +91,8 @@ def mpi_settings_under_srun(prefix: str, environ: Mapping[str, str]) -> dict[str
         environ: the environment of the ranks.
     """
     wanted = {"OPAL_PREFIX": prefix, **_WHEEL_UNDER_SRUN}
-    in_files = {name for start, path in _MCA_FILES.items() for name in _mca_file(environ.get("HOME", ""), path, start)}
+    home = environ.get("HOME", "")
+    in_files = {f"{start}{name}" for start, path in _MCA_FILES.items() for name in set_in(os.path.join(home, path))}
     return {name: value for name, value in wanted.items() if name not in environ and name not in in_files}
 
 
@@ -118,24 +120,13 @@ def _home() -> str:
         return "/tmp"  # a user that the node does not know; only a place to look for settings
 
 
-def _mca_file(home: str, path: str, start: str) -> set[str]:
-    """Names of the variables that correspond to the parameters in a user's file."""
-    found: set[str] = set()
-    with contextlib.suppress(OSError), open(os.path.join(home, path), encoding="utf-8", errors="replace") as file:
-        for line in file:
-            name, equals, _ = line.partition("#")[0].partition("=")
-            if equals:
-                found.add(start + name.strip())
-    return found
-
-
 class LauncherDirectory(Struct, frozen=True):
-    """The session directory of the mpirun (or its daemon on this node) that started this rank. Open MPI 5 names it
-    after that process, which removes it at its end unless it is killed.
+    """The directory of what started this rank, which removes it at its end unless it is killed: of an mpirun (or its
+    daemon on this node), after which Open MPI 5 names it, or of `hpcray.launch.local_ranks`, which holds its lock.
 
     Attributes:
         path: the directory.
-        pid: the process that it belongs to.
+        pid: the process that it belongs to; 0 where a lock shows whether that lives.
         started: when that started, in clock ticks since boot.
     """
 
@@ -147,6 +138,8 @@ class LauncherDirectory(Struct, frozen=True):
     def find(cls, environ: Mapping[str, str]) -> LauncherDirectory | None:
         """The directory that the environment names; None if its owner is not certain."""
         path = environ.get(_DIRECTORY, "")
+        if is_mpi_directory(path):
+            return cls(path, 0, 0)
         found = _OF_ONE_PROCESS.fullmatch(os.path.basename(path))
         if found is None or not os.path.isabs(path):
             return None
@@ -155,6 +148,9 @@ class LauncherDirectory(Struct, frozen=True):
 
     def remove_if_abandoned(self) -> None:
         """Remove the directory if its process is gone and no other user could have put anything in it."""
+        if not self.pid:
+            remove_if_abandoned(self.path)
+            return
         owner = ProcessIdentity.of(self.pid)
         if owner is not None and owner.started == self.started:
             return
@@ -164,3 +160,5 @@ class LauncherDirectory(Struct, frozen=True):
             return
         if stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077:
             shutil.rmtree(self.path, ignore_errors=True)
+        if is_mpi_directory(parent := os.path.dirname(self.path)):
+            remove_if_abandoned(parent)

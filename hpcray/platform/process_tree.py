@@ -8,7 +8,6 @@ start time of a process from the wall clock, which may be set between two looks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -19,9 +18,6 @@ from typing import Any
 
 from msgspec import Struct
 
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STAT_BYTES = 2048
 _STATES = {
@@ -34,7 +30,6 @@ _STATES = {
     b"X": "dead",
     b"I": "idle",
 }
-_libc = ctypes.CDLL(None, use_errno=True)
 NO_THREAD = 73
 """Exit code of a worker that could not start one, before it said Hello."""
 
@@ -51,28 +46,6 @@ def let_kernel_kill_first() -> None:
             os.write(fd, adjustment.encode())
         finally:
             os.close(fd)
-
-
-def set_process_name(name: str) -> None:
-    """Set the name that `ps -o comm` shows for this process; the kernel keeps 15 bytes of it."""
-    _prctl(_PR_SET_NAME, name.encode()[:15])
-
-
-def become_subreaper() -> None:
-    """Make this process, instead of init, the parent of descendants whose own parent dies."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent dies.
-
-    Args:
-        parent: pid of the parent; if that process is gone already, the signal is sent at once.
-        number: the signal.
-    """
-    _prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)
 
 
 def descendants(root: int) -> list[int]:
@@ -230,12 +203,6 @@ def close_other_fds(keep: set[int]) -> None:
         if fd > 2 and fd not in keep:
             with contextlib.suppress(OSError):
                 os.close(fd)
-
-
-def _prctl(option: int, value: int | bytes) -> None:
-    if _libc.prctl(option, value if isinstance(value, bytes) else ctypes.c_ulong(value), 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 
 
 def _processes() -> Iterator[tuple[int, int, bytes]]:

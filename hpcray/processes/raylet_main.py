@@ -14,7 +14,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.process_control import set_process_name
 from hpcray.runtime.node.end_step import reported_by_launcher
 from hpcray.runtime.node.node_signals import ended_by_sigterm, outlive_user_signals
 from hpcray.runtime.node.options import NodeOptions
@@ -23,7 +23,12 @@ from hpcray.runtime.node.raylet_ready import RayletReady
 from hpcray.transport.startup import Launch, pmi_offered, read_launch
 
 
-def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1) -> int:
+def run_node(
+    options: NodeOptions,
+    ready: Callable[[str], None],
+    life: int = -1,
+    report_code: Callable[[int], int] = lambda code: code,
+) -> int:
     """Run the raylet of one node until the job is over. The caller then ends this process with `os._exit`: where other
     nodes died, exit handlers of MPI would wait for them.
 
@@ -31,6 +36,8 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         options: of this node. With a `driver` in it, one rank runs that program as a child (`Config.driver_rank`).
         ready: called with the session directory when a driver may connect.
         life: a descriptor that is closed at its other end when whoever started this process is gone; -1 for none.
+        report_code: called with the program's exit code where the program ran, before MPI is closed, which may take
+            longer than this process may. Returns the code for this process to exit with.
 
     Returns:
         The exit code of this process: the job's where the program ran, 0 elsewhere; 1 when this node had to give up.
@@ -63,7 +70,7 @@ def run_node(options: NodeOptions, ready: Callable[[str], None], life: int = -1)
         node.abandon()
         raise
     features = NodeFeatures(autoscaling=AutoscalerRunner, diagnostics=RayletIntrospection)
-    return serve(node, opened, ready, life, features)
+    return serve(node, opened, ready, life, features, report_code)
 
 
 def _read_launch(options: NodeOptions) -> Launch:

@@ -17,7 +17,8 @@ import msgspec
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import strip_launcher_variables
-from hpcray.platform.process_tree import ProcessIdentity, set_process_name
+from hpcray.platform.process_control import set_process_name
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import NodeChild
@@ -34,7 +35,16 @@ from hpcray.ray_start.clusters import (
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import HeadSearch
 from hpcray.ray_start.keeper import KeeperSignals, default_signals, keep_node
-from hpcray.ray_start.registry import FAILED, STARTING, UP, Registry, StartCall, machine_id, publish_node
+from hpcray.ray_start.registry import (
+    FAILED,
+    STARTING,
+    UP,
+    Registry,
+    StartCall,
+    machine_id,
+    open_start_directory,
+    publish_node,
+)
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
 from hpcray.ray_start.surroundings import dies_with_step, offered_cpus, own_allocation, own_cgroups, own_names, resolve
 from hpcray.runtime.node.join_token import request_join_token
@@ -222,6 +232,7 @@ class NodeStart:
 
     def _start_head(self) -> NodeChild:
         request, given, registry = self._request, self._request.given, self._registry
+        open_start_directory(registry.path, make=True).close()  # no program joins a head that cannot keep its secret
         ip = request.node.address or node_ip_address()
         names = tuple(dict.fromkeys([*own_names(), ip, *filter(None, [given.get("node_ip_address")])]))
         port = given.get("port")
@@ -253,8 +264,8 @@ class NodeStart:
             )
             path = registry.path_of(self._cluster.ident)
             token = request_join_token(node.session_dir, True, path)
-            self._publish(node, self._cluster, request.allocation, head=True)
             registry.write_cluster(self._cluster, token)
+            self._publish(node, self._cluster, request.allocation, head=True)
         except BaseException:
             node.leave(1.0)
             raise

@@ -35,6 +35,7 @@ from hpcray.platform.gpu_visibility import SHARE, gpu_visibility_variable, visib
 from hpcray.platform.installation import installation
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
+from hpcray.platform.pmix_library import find_library
 from hpcray.platform.python_lines import code_line
 from hpcray.platform.session_directory import session_root
 from hpcray.platform.spill_files import TmpDirectory, file_system_type, inspect_tmp_directory, tmp_directories
@@ -156,9 +157,18 @@ def examine_mpi(wires: Mapping[str, Any], launchers: Mapping[str, str]) -> list[
         fits = _family(banner) == _family(str(wires["mpi"]))
         hint = "" if fits else "it is of another MPI than mpi4py's library: every rank would be alone"
         found.append(_mpi("mpirun", f"{launchers['mpirun']}: {banner}", OK if fits else FAIL, hint))
+        found.append(_ports(launchers["mpirun"]))
     if "srun" in launchers:
         found.append(_mpi("srun", f"{launchers['srun']}: {_first_line([launchers['srun'], '--version'])}"))
     return found
+
+
+def _ports(mpirun: str) -> DoctorFinding:
+    """The ports of the mpirun that starts a job, and who can reach them."""
+    if find_library(mpirun):
+        return _mpi("mpirun's ports", "none on one host; on several, open to the other users of these hosts")
+    hint = "srun, or nodes of your own: other users of a host run programs as you through them (docs/security.md)"
+    return _mpi("mpirun's ports", "open to the other users of its hosts", WARN, hint)
 
 
 def examine_start(wires: Mapping[str, Any], environ: Mapping[str, str]) -> list[DoctorFinding]:

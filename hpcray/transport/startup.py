@@ -41,7 +41,7 @@ _OPEN_MPI = re.compile(r"Open MPI v(\d+)")
 _OF_MPICH = re.compile(r"(MPICH|MVAPICH\d*) Version ?: ?(.+)")
 _SIBLINGS = "/sys/devices/system/cpu/cpu0/topology/thread_siblings_list"
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-_OPEN_MPI_SEGMENT = "/dev/shm/sm_segment."
+_OPEN_MPI_SEGMENTS = ("/sm_segment.", "/vader_segment.")
 _MOST_PMIX_USERS = 8  # in one process
 _PMIX_TIME = 2.0  # seconds
 _BTL = "OMPI_MCA_btl"
@@ -265,7 +265,7 @@ def check_import_order() -> str:
 
 
 def several_tasks(launch: Launch) -> str:
-    """What to know about several tasks of one step on a host; "" with one."""
+    """The remark on several tasks of one step on a host; "" with one."""
     if launch.kind != "srun" or launch.here <= 1:
         return ""
     return (
@@ -427,12 +427,11 @@ def unlink_shared_memory(module: Any, comm: mpi.Intracomm) -> None:
     module.Request.Waitall(requests)
     local.Barrier()
     local.Free()
-    for path in _mapped(_OPEN_MPI_SEGMENT):
-        if path.startswith(_OPEN_MPI_SEGMENT):
-            try:
-                os.unlink(path)
-            except OSError:
-                pass
+    for path in {path for name in _OPEN_MPI_SEGMENTS for path in _mapped(name)}:
+        try:
+            os.unlink(path)
+        except OSError:
+            pass
 
 
 def _mapped(part: str) -> set[str]:

@@ -72,7 +72,7 @@ class Slurm:
         self.cluster = cluster
         self.place = cluster.directory / "shared" / name
         self.place.mkdir()
-        self.place.chmod(0o777)
+        self.place.chmod(0o1777)
         self.source = cluster.directory / "hpcray"
         self.python = str(cluster.directory / "venv" / "bin" / Path(sys.executable).name)
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -159,13 +159,39 @@ def test_a_killed_launcher_leaves_nothing(driver: Path) -> None:
         job.wait()
 
 
-def test_a_killed_mpirun_leaves_nothing(driver: Path, leak_check: LeakCheck) -> None:
-    with Job(launch("-n", 2, driver, "wait")) as job:
+@pytest.mark.parametrize(("launcher", "name"), [((), "hpcray-ranks"), (("--launcher", "openmpi"), "prterun")])
+def test_a_killed_launcher_of_ranks_leaves_nothing(
+    driver: Path, leak_check: LeakCheck, launcher: Sequence[str], name: str
+) -> None:
+    with Job(launch("-n", 2, *launcher, driver, "wait")) as job:
         assert job.line().startswith("ready")
-        (mpirun,) = [pid for pid, name in leak_check.processes().items() if name in ("mpirun", "prterun")]
-        os.kill(mpirun, signal.SIGKILL)
+        (starter,) = leak_check.processes(name)
+        os.kill(starter, signal.SIGKILL)
         assert job.wait().code != 0
-    assert not list(Path("/tmp").glob(f"ompi.{mpirun}"))
+    assert not list(Path("/tmp").glob(f"ompi.{starter}"))
+
+
+# Rank 1 is slow to end MPI, in which rank 0 waits for it.
+SLOW_END = """\
+import os, sys, threading, time
+def delay():
+    while not hasattr(sys.modules.get("mpi4py.MPI"), "Finalize"):
+        time.sleep(0.01)
+    module = sys.modules["mpi4py.MPI"]
+    end = module.Finalize
+    module.Finalize = lambda: (time.sleep(5), end())
+if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+    threading.Thread(target=delay, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_code_is_the_programs_when_mpi_takes_long_to_end(driver: Path, tmp_path: Path, code: int) -> None:
+    (tmp_path / "late").mkdir()
+    (tmp_path / "late" / "sitecustomize.py").write_text(SLOW_END)
+    path = os.pathsep.join([str(tmp_path / "late"), str(ROOT)])
+    with Job(launch("-n", 2, driver, "exit", code), {"PYTHONPATH": path}) as job:
+        assert job.wait().code == code
 
 
 def test_a_killed_raylet_of_rank_0_ends_the_job_with_137(driver: Path) -> None:

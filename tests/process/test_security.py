@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import re
 import socket
 import stat
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from helpers.jobs import Job, as_module
 from helpers.leaks import LeakCheck, wait_until
+from helpers.ports import listening
 from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
 
 import hpcray as ray
@@ -288,23 +288,6 @@ def test_no_pickle_is_opened_before_a_process_has_joined(session: str, tmp_path:
 
 
 # ---------------------------------------------------------------- ports
-
-
-def listening(pids: list[int]) -> list[str]:
-    """The internet sockets that these processes hold and that anybody could reach, as lines of /proc/net."""
-    inodes = {
-        found[1]
-        for pid in pids
-        for fd in os.listdir(f"/proc/{pid}/fd")
-        if (found := re.match(r"socket:\[(\d+)\]", _target(f"/proc/{pid}/fd/{fd}")))
-    }
-    lines = []
-    for table in ("tcp", "tcp6", "udp", "udp6", "raw"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[9] in inodes and (fields[3] == "0A" or not table.startswith("tcp")):
-                lines.append(f"{table} {line}")
-    return lines
 
 
 def test_one_node_has_no_port_at_all(session: str, leak_check: LeakCheck) -> None:

@@ -39,3 +39,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.mkdir()
     monkeypatch.setenv("HOME", str(path))
     return path
+
+
+@pytest.fixture
+def stranger() -> None:
+    """Skip the test where there can be no other user."""
+    needs_stranger()

@@ -71,7 +71,18 @@ def test_an_mpirun_of_mpi4pys_library_is_green(tmp_path: Path) -> None:
 def test_mpirun_of_another_mpi_is_a_failure(tmp_path: Path) -> None:
     found = doctor.examine_mpi(WIRES, {"mpirun": program(tmp_path, "mpirun", "echo 'HYDRA build details:'")})
     assert level_of(found, "mpirun") == FAIL
-    assert "alone" in found[-1].hint
+    assert "alone" in named(found, "mpirun").hint
+
+
+def test_whom_the_ports_of_mpirun_are_open_to(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    mpirun = program(tmp_path / "bin", "mpirun", "echo 'mpirun (Open MPI) 4.1.2'")
+    row = named(doctor.examine_mpi(WIRES, {"mpirun": mpirun}), "mpirun's ports")
+    assert (row.level, row.value) == (WARN, "open to the other users of its hosts") and "security.md" in row.hint
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libpmix.so.2").write_bytes(b"OpenPMIx 5.0.11 (PMIx Standard: 5.1)")
+    row = named(doctor.examine_mpi(WIRES, {"mpirun": mpirun}), "mpirun's ports")
+    assert row.level not in (WARN, FAIL) and row.value.startswith("none on one host")
 
 
 HYDRA = "HYDRA build details:\\n    Version:                                 {}\\n    Release Date:     Fri Sep 25"

@@ -21,10 +21,12 @@ from hpcray.launch.launch_line import (
     compose,
     compose_step,
     find_mpirun,
+    has_open_ports,
     protocol,
     starts_here,
     try_srun,
 )
+from hpcray.launch.local_ranks import local_arguments
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
@@ -471,3 +473,25 @@ def test_both_helps_name_every_option_of_a_node(capsys: pytest.CaptureFixture[st
     assert caught.value.code == 0
     flags = ("--cpus-per-node K", "--gpus-per-node K", "--object-store SIZE", "--driver-rank N", "--broadcast-env DIR")
     assert all(word in text for word in (*flags, "--require-rdma", "--as-ray", "hpcray-launch -n 4 --dry-run train.py"))
+
+
+# ---------------------------------------------------------------- ports
+
+
+def test_ranks_of_one_host_start_without_mpirun_where_its_library_is_known() -> None:
+    site = LaunchSite(
+        "/py", "/m/mpirun", False, {}, names=frozenset({"localhost", "me"}), recovers=True, pmix="/m/pmix"
+    )
+    options = LaunchOptions(NodeOptions(driver=("a.py",)), nodes=3)
+    line = compose(options, site)
+    ranks = module_line("hpcray", "a.py", python="/py")
+    assert local_arguments(line) == ["3", "/m/pmix", "recover", *ranks]
+    assert not has_open_ports(options, site)
+    here = replace(options, nodes=None, hosts=("me", "localhost"))
+    assert local_arguments(compose(here, site)) == ["2", "/m/pmix", "recover", *ranks]
+    for other in (replace(options, hosts=("me", "b")), replace(options, hostfile="hosts.txt")):
+        assert local_arguments(compose(other, site)) is None and has_open_ports(other, site)
+    unknown = replace(site, pmix="")
+    assert compose(options, unknown)[0] == "/m/mpirun" and has_open_ports(options, unknown)
+    assert not has_open_ports(options, replace(unknown, environ={"PMIX_MCA_psec": "munge"}))
+    assert has_open_ports(options, replace(unknown, launcher="mpich"))

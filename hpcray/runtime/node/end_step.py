@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.process_control import LAUNCHER_NAME
 from hpcray.transport.startup import Launch
 
 _SCANCEL_TIME = 10.0
@@ -53,10 +54,15 @@ def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None
 
 
 def _patient_mpirun() -> int:
-    """Return the pid of the parent if it is an mpirun that survives a rank's death, or its daemon here; else 0."""
+    """Return the pid of the parent if it is an mpirun that survives a rank's death, or its daemon here, or
+    `hpcray.launch.local_ranks`; else 0."""
     parent = os.getppid()
     with contextlib.suppress(OSError):
         line = Path(f"/proc/{parent}/cmdline").read_bytes()
-        if b"--enable-recovery" in line or b"/prted\0" in line:
+        if (
+            Path(f"/proc/{parent}/comm").read_text() == f"{LAUNCHER_NAME}\n"
+            or b"--enable-recovery" in line
+            or b"/prted\0" in line
+        ):
             return parent
     return 0

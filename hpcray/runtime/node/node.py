@@ -29,6 +29,7 @@ from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.kept_logs import keep_logs, node_logs
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
+from hpcray.platform.mpi_directory import private_memory
 from hpcray.platform.numa_binding import original_affinity
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
@@ -119,7 +120,14 @@ def open_node(node: PreparedNode) -> OpenNode:
     return OpenNode(listener, transports, place)
 
 
-def serve(node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], life: int, features: NodeFeatures) -> int:
+def serve(
+    node: PreparedNode,
+    opened: OpenNode,
+    ready: Callable[[str], None],
+    life: int,
+    features: NodeFeatures,
+    report_code: Callable[[int], int],
+) -> int:
     """Run the raylet of an open node until the job is over. Other arguments, result and errors: as of `run_node`.
 
     Args:
@@ -132,15 +140,16 @@ def serve(node: PreparedNode, opened: OpenNode, ready: Callable[[str], None], li
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
     if outcome.decides and outcome.broken and node.exit_file:
         write_exit_code(node.exit_file, outcome.code)
+    code = report_code(outcome.code) if outcome.decides and not outcome.failure else outcome.code
     if control is not None and data is not None:
         # Peers leave at the same time, and UCX calls that an error, on standard output.
-        deadline = watchdog(_FINALIZE_TIME + node.removal_time, outcome.failure, outcome.code)
+        deadline = watchdog(_FINALIZE_TIME + node.removal_time, outcome.failure, code)
         with deadline, silenced_output(not outcome.failure):
             data.close()
             control.close(abort=outcome.broken)
     if outcome.failure:
         raise StartupError(outcome.failure)
-    return outcome.code
+    return code
 
 
 def _require_open_files() -> None:
@@ -169,8 +178,14 @@ def _warn_of_odd_starts(launch: Launch) -> None:
 def _open_transports(node: PreparedNode) -> tuple[NodeTransports, _Place]:
     """Open what connects this node to others, and find its place among them."""
     _warn_of_odd_starts(node.launch)
-    if node.launch.size > 1:
-        set_mpi_variables(os.environ, node.launch.kind == "srun")
+    if node.launch.size == 1:
+        return _connect(node)
+    set_mpi_variables(os.environ, node.launch.kind == "srun")
+    with private_memory(os.environ):
+        return _connect(node)
+
+
+def _connect(node: PreparedNode) -> tuple[NodeTransports, _Place]:
     try:
         if node.token is not None:
             outer, plane, admitted = join_job(node.token, node.config, node.launch, node.arena)

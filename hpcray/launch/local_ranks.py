@@ -1,0 +1,192 @@
+"""Starts the MPI ranks of one host, without an mpirun.
+
+    python -E -S hpcray/launch/local_ranks.py COUNT LIBRARY end|recover command arg…
+
+For Open MPI, whose PMIx library LIBRARY is, it does what mpirun would, but opens no port that another user of the host
+could use (`hpcray.launch.pmix_server`). Its exit code is that of the first rank that failed, 128 + n for signal n. When
+a rank fails, "end" has all others ended; with "recover" they go on. MPI_Abort ends them in any case. SIGTERM, SIGINT
+and SIGHUP end the job; SIGUSR1 and SIGUSR2 go to all ranks. Ranks end with this process, whatever ends it.
+
+It is a program of its own that loads little, since every job waits for it: the paths of packages are not searched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+
+if __name__ == "__main__":
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from hpcray.launch.pmix_server import PmixError, PmixServer
+from hpcray.platform.mpi_directory import MpiDirectory
+from hpcray.platform.process_control import LAUNCHER_NAME, die_with_parent, set_process_name
+
+EXIT_NOT_STARTED = 127
+_END_TIMEOUT = 3.0
+"""Seconds that ranks have to end after SIGTERM."""
+_END_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+def compose_local(python: str, ranks: int, library: str, recover: bool, command: Sequence[str]) -> list[str]:
+    """The line that starts `command` as so many ranks on this host.
+
+    Args:
+        library: path of the PMIx library of this Open MPI.
+        recover: whether the other ranks go on when one has failed.
+    """
+    return [python, "-E", "-S", os.path.abspath(__file__), str(ranks), library, _MODES[recover], *command]
+
+
+_MODES = ("end", "recover")
+
+
+def fork(argv: Sequence[str], environ: Mapping[str, str], prepare: Callable[[], None]) -> int:
+    """Start what such a line would in a child process, which has loaded all of it already; return its pid.
+
+    Args:
+        argv: the line behind the program's path.
+        environ: the child's environment.
+        prepare: called in the child first.
+    """
+    pid = os.fork()
+    if pid:
+        return pid
+    code = EXIT_NOT_STARTED
+    try:
+        prepare()
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.clear()
+        os.environ.update(environ)
+        code = main(argv)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def local_arguments(line: Sequence[str]) -> Sequence[str] | None:
+    """The arguments in a line of `compose_local`; None if it is another line."""
+    return line[4:] if line[1:4] == ["-E", "-S", os.path.abspath(__file__)] else None
+
+
+class _Ranks:
+    """The processes. recover: the others go on when one has failed."""
+
+    def __init__(self, recover: bool) -> None:
+        self._recover = recover
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._kill_at = float("inf")
+        self.code = 0
+
+    def start(self, command: Sequence[str], environ: dict[str, str]) -> None:
+        """Start one more rank.
+
+        Raises:
+            OSError: the command cannot be started.
+        """
+        me = os.getpid()
+
+        def prepare() -> None:
+            os.setpgid(0, 0)
+            die_with_parent(me, signal.SIGTERM)
+
+        self._processes.append(subprocess.Popen(command, env=environ, preexec_fn=prepare))
+
+    def send(self, number: int) -> None:
+        """Send a signal to all."""
+        for process in self._processes:
+            process.send_signal(number)
+
+    def end(self, code: int) -> None:
+        """End all; `code` is the exit code unless one has failed before."""
+        self.code = self.code or code
+        if self._kill_at == float("inf"):
+            self._kill_at = time.monotonic() + _END_TIMEOUT
+            self.send(signal.SIGCONT)
+            self.send(signal.SIGTERM)
+
+    def wait(self, wakeup: int, on_wakeup: Callable[[], None]) -> None:
+        """Wait for the end of all. Calls `on_wakeup` whenever something was written to the pipe `wakeup`."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(wakeup, selectors.EVENT_READ)
+            for process in self._processes:
+                selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, process)
+            running = len(self._processes)
+            while running:
+                timeout = None if self._kill_at == float("inf") else max(0.0, self._kill_at - time.monotonic())
+                for key, _ in selector.select(timeout):
+                    if key.data is None:
+                        os.read(wakeup, 512)
+                        on_wakeup()
+                        continue
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    running -= 1
+                    self._ended(key.data.wait())
+                if time.monotonic() >= self._kill_at:
+                    self.send(signal.SIGKILL)
+                    self._kill_at = time.monotonic() + _END_TIMEOUT
+
+    def _ended(self, status: int) -> None:
+        code = 128 - status if status < 0 else status
+        if code and not self._recover:
+            self.end(code)
+        self.code = self.code or code
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the ranks of a command line, and return the exit code."""
+    count, library, mode, *command = argv
+    size = int(count)
+    set_process_name(LAUNCHER_NAME)
+    wakeup, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    events: list[Callable[[], None]] = []
+    ranks = _Ranks(mode == _MODES[True])
+
+    def later(event: Callable[[], None]) -> None:
+        events.append(event)
+        with contextlib.suppress(BlockingIOError):
+            os.write(tell, b"\0")
+
+    def drain() -> None:
+        while events:
+            events.pop(0)()
+
+    for number in _END_REQUESTS:
+        signal.signal(number, lambda number, _: later(lambda: ranks.end(128 + number)))
+    for number in _USER_SIGNALS:
+        signal.signal(number, lambda number, _: later(lambda: ranks.send(number)))
+    directory: MpiDirectory | None = None
+    environ = dict(os.environ)  # the server changes this process's own
+    try:
+        directory = MpiDirectory.create()
+        server = PmixServer(library, size, directory.path, lambda _, code: later(lambda: ranks.end(code & 0xFF or 1)))
+        for rank in range(size):
+            ranks.start(command, {**environ, **server.environ(rank, environ)})
+        ranks.wait(wakeup, drain)
+        return ranks.code
+    except (OSError, PmixError) as error:
+        ranks.send(signal.SIGKILL)
+        print(f"hpcray-launch: cannot start {size} ranks on this host: {error}", file=sys.stderr)
+        return EXIT_NOT_STARTED
+    finally:
+        if directory is not None:
+            directory.remove()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of the library are running

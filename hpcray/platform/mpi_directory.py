@@ -1,0 +1,176 @@
+"""A private directory in memory for the files of MPI, PMIx and UCX.
+
+Open MPI opens its shared-memory files by names that can be guessed and looks neither for a file that is there already
+nor at its owner: in a directory that others may write, another user could have made them. So they lie in
+`/dev/shm/hpcray-<uid>-<16 hex>`, mode 0700, whose name is random. The process that has made it holds a lock on it; a
+directory whose lock is free was left by a process that was killed, and the next one removes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import stat
+from collections.abc import Iterator, Mapping, MutableMapping
+
+_OF_OPEN_MPI = tuple(
+    f"OMPI_MCA_{component}_backing_directory" for component in ("btl_sm", "btl_vader", "osc_sm", "osc_rdma")
+)
+"""Settings with the directory of segments for messages (of Open MPI 5 and 4) and of windows."""
+_OF_MPIRUN = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
+"""Settings with the directory above that of its session, of Open MPI 5 and 4."""
+_MEMORY = "/dev/shm"
+_RANDOM = 8  # bytes
+
+
+class MpiDirectory:
+    """The directory, and the lock by which it is known to be in use.
+
+    Attributes:
+        path: of the directory.
+    """
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    @classmethod
+    def create(cls, parent: str = "") -> MpiDirectory:
+        """Make one, and remove those that dead processes have left.
+
+        Args:
+            parent: where; "": in `/dev/shm`, or in the directory for temporary files where that cannot be written.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if not parent:
+            parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else os.environ.get("TMPDIR") or "/tmp"
+        remove_abandoned(parent)
+        while True:
+            path = os.path.join(parent, f"{_prefix()}{os.urandom(_RANDOM).hex()}")
+            os.mkdir(path, 0o700)  # fails where the name exists, be it a link
+            if (fd := _lock(path)) is not None:
+                return cls(path, fd)
+
+    def remove(self) -> None:
+        """Remove the directory with all that is in it, and release the lock. May be called twice."""
+        if self._fd >= 0:
+            _remove_tree(self.path)
+            os.close(self._fd)
+            self._fd = -1
+
+
+def memory_settings(path: str, environ: Mapping[str, str], installation: str = "") -> dict[str, str]:
+    """The variables that have Open MPI make its shared-memory files in a directory; without those that are set.
+
+    Args:
+        path: the directory.
+        environ: the environment of the ranks.
+        installation: of Open MPI, whose site may have set them in its file; "": that of the mpirun on PATH.
+    """
+    installation = installation or _installation(environ)
+    places = [os.path.join(environ.get("HOME", ""), ".openmpi/mca-params.conf")]
+    places += [os.path.join(installation, "etc/openmpi-mca-params.conf")] if installation else []
+    given = {f"OMPI_MCA_{name}" for place in places for name in set_in(place)} | environ.keys()
+    return {name: path for name in _OF_OPEN_MPI if name not in given}
+
+
+@contextlib.contextmanager
+def private_memory(environ: MutableMapping[str, str]) -> Iterator[None]:
+    """Context manager in which Open MPI makes its shared-memory files in a private directory. At the end, when all
+    peers have mapped them, they are removed with it. The place that a site, a user or the launcher has chosen stays.
+
+    Args:
+        environ: this process's environment.
+    """
+    settings = memory_settings("", environ)
+    if not settings:
+        yield
+        return
+    directory = MpiDirectory.create()
+    environ.update(dict.fromkeys(settings, directory.path))
+    try:
+        yield
+    finally:
+        for name in settings:
+            del environ[name]
+        directory.remove()
+
+
+def _installation(environ: Mapping[str, str]) -> str:
+    """That of the mpirun on PATH; "" without one."""
+    for place in environ.get("PATH", "").split(os.pathsep):
+        if os.access(path := os.path.join(place, "mpirun"), os.X_OK):
+            return os.path.dirname(os.path.dirname(os.path.realpath(path)))
+    return ""
+
+
+def mpirun_settings(path: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that have Open MPI's mpirun, and its daemons, make their session directories in a directory."""
+    return {} if any(name in environ for name in _OF_MPIRUN) else dict.fromkeys(_OF_MPIRUN, path)
+
+
+def set_in(path: str) -> Iterator[str]:
+    """Return the names of the parameters that one of Open MPI's files sets."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, equals, _ = line.partition("#")[0].partition("=")
+            if equals:
+                yield name.strip()
+
+
+def remove_abandoned(parent: str = _MEMORY) -> None:
+    """Remove the directories of this user whose process is dead."""
+    for path in _own(parent):
+        remove_if_abandoned(path)
+
+
+def remove_if_abandoned(path: str) -> None:
+    """Remove one such directory if it is this user's and its process is dead."""
+    if (fd := _lock(path)) is not None:
+        _remove_tree(path)
+        os.close(fd)
+
+
+def is_mpi_directory(path: str) -> bool:
+    """True if the path is one that `MpiDirectory` makes for this user."""
+    name = os.path.basename(path)
+    return os.path.isabs(path) and len(name) == len(_prefix()) + 2 * _RANDOM and name.startswith(_prefix())
+
+
+def _remove_tree(path: str) -> None:
+    import shutil  # a job that leaves nothing behind starts without it
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _prefix() -> str:
+    return f"hpcray-{os.getuid()}-"
+
+
+def _own(parent: str) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            if is_mpi_directory(entry.path):
+                yield entry.path
+
+
+def _lock(path: str) -> int | None:
+    """A descriptor that holds the lock of a private directory of this user; None where that is held, or is none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        state = os.fstat(fd)
+        # Another process may have taken it for abandoned, between its making and its lock.
+        same = os.path.samestat(state, os.stat(path, follow_symlinks=False))
+        if same and state.st_uid == os.getuid() and not stat.S_IMODE(state.st_mode) & 0o077:
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None

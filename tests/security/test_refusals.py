@@ -1,0 +1,91 @@
+"""Connections of other users cost neither a line each nor a traceback each."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import resource
+import socket
+
+import pytest
+from helpers.strangers import as_stranger, needs_stranger
+
+from hpcray.platform import http_peers
+from hpcray.platform.http_peers import RefusalLog, refuse_strangers, sum_up_refusals
+
+CONNECT = """\
+import socket, sys, time
+held = []
+for number in range(int(sys.argv[2])):
+    try:
+        one = socket.socket()
+        one.settimeout(5)
+        one.connect(("127.0.0.1", int(sys.argv[1])))
+    except OSError:
+        break
+    if number % 2:
+        one.close()
+    else:
+        held.append(one)
+print("done", flush=True)
+"""
+
+
+def test_refusals_are_summed_up(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = RefusalLog(logging.getLogger("refusals"))
+    for _ in range(1000):
+        log.note("refused")
+    assert [record.getMessage() for record in caplog.records] == ["refused"]
+    log._due.clear()
+    log.note("refused")
+    log.note("another kind")
+    said = ["refused", "refused (1000 since the last line)", "another kind"]
+    assert [record.getMessage() for record in caplog.records] == said
+
+
+def test_many_connections_of_a_stranger_are_a_line_or_two(caplog: pytest.LogCaptureFixture) -> None:
+    needs_stranger()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def serve() -> int:
+        loop = asyncio.get_running_loop()
+        sum_up_refusals(logging.getLogger("refusals"))
+        kind = refuse_strangers(asyncio.Protocol, lambda: False, logging.getLogger("refusals"))
+        server = await loop.create_server(kind, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        child = as_stranger(CONNECT, port, 600)
+        used = socket.socket()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used.fileno() + 3, limit[1]))  # so that there are too few
+        try:
+            while child.poll() is None:
+                await asyncio.sleep(0.05)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+            used.close()
+        assert child.stdout is not None and child.stdout.read() == "done\n"
+        for stream in (child.stdin, child.stdout):
+            assert stream is not None
+            stream.close()
+        # The server lives: this user is served.
+        _, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port), 30)
+        writer.close()
+        server.close()
+        return port
+
+    asyncio.run(serve())
+    assert 1 <= len(caplog.records) <= 4, [record.getMessage() for record in caplog.records]
+    assert not [record for record in caplog.records if record.exc_info], "no traceback"
+
+
+def test_other_errors_of_the_loop_are_reported_as_ever() -> None:
+    asked: list[object] = []
+
+    class Loop:
+        def default_exception_handler(self, context: object) -> None:
+            asked.append(context)
+
+    log = RefusalLog(logging.getLogger("refusals"))
+    log.handle(Loop(), {"exception": OSError(errno.EMFILE, "Too many open files")})  # type: ignore[arg-type]
+    log.handle(Loop(), {"message": "something else"})  # type: ignore[arg-type]
+    assert asked == [{"message": "something else"}] and http_peers._INTERVAL == 60.0
