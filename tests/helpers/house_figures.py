@@ -162,7 +162,7 @@ LINES_OF_CODE = {
     "platform": 5328,
     "processes": 403,
     "progress_bars": 223,
-    "protocol": 1460,
+    "protocol": 1458,
     "ray_api": 451,
     "ray_start": 1565,
     "runtime": 12867,
