@@ -23,6 +23,7 @@ from hpcray.api.actor_handle import (
     travelling,
 )
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
+from hpcray.api.launch_hooks import actor_hooks
 from hpcray.api.method import method
 from hpcray.api.options import ActorOptions, yields
 from hpcray.api.placement_group import with_placement
@@ -210,7 +211,7 @@ class ActorClass(Generic[T]):
         concurrency = options.max_concurrency or (ASYNC_CONCURRENCY if is_async else 1)
         out_of_order = _out_of_order(options, is_async, concurrency)
         _check_groups(cls, options, export.methods)
-        hold, place = with_placement(process, options.given, options.hold, options.place, cls.__qualname__)
+        hold, place = with_placement(process, options.given, options.hold, options.place, cls, actor_hooks)
         env = options.given.get("runtime_env")
         hold, place = with_runtime_env(process, env, hold), with_runtime_env(process, env, place)
         spec = m.ActorSpec(

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from hpcray.api.launch_hooks import LaunchHook, launched, strategy_in_force
 from hpcray.api.options import exact_units
 from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hpcray.api.session import require_session
@@ -372,7 +373,7 @@ _NODE_ID_PREFIX = "node_id:"
 
 
 def with_placement(
-    process: CoreWorker, given: Mapping[str, Any], hold: Shape, place: Shape, what: str
+    process: CoreWorker, given: Mapping[str, Any], hold: Shape, place: Shape, what: Any, hooks: list[LaunchHook]
 ) -> tuple[Shape, Shape]:
     """Resolve node ids and placement groups in the shapes of a task or actor.
 
@@ -381,7 +382,8 @@ def with_placement(
         given: options of the task or actor.
         hold: resources that it holds while it runs.
         place: resources that its node needs when it starts; for tasks the same object as `hold`.
-        what: name of the task or actor, for error texts.
+        what: the function of the task, or the class of the actor.
+        hooks: called with what is launched.
 
     Returns:
         (hold, place) with node indices and the resource names of bundles.
@@ -390,6 +392,8 @@ def with_placement(
         ValueError: the node or the bundle does not exist, or the request fits into no bundle.
     """
     found = _group(process, given)
+    if hooks:
+        launched(hooks, what, to_amounts(dict(hold.resources)), strategy_in_force(given, found))
     hold, place = (
         resolve_node_affinity(process, hold),
         (resolve_node_affinity(process, place) if place is not hold else hold),
@@ -397,7 +401,7 @@ def with_placement(
     if found is None:
         return hold, (hold if place is hold else place)
     group, index, captures = found
-    _check_fits(group, hold, place, what)
+    _check_fits(group, hold, place, getattr(what, "__qualname__", "the task"))
     strategy = CAPTURING if captures else GROUP
     return _inside(group, index, strategy, hold), _inside(group, index, strategy, place)
 

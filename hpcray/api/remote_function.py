@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from hpcray.api.export import check_size, exported, full_name, unserializable_argument
+from hpcray.api.launch_hooks import task_hooks
 from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, transport_of, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
@@ -176,18 +177,19 @@ class RemoteFunction(Generic[P, R_co]):
     def _bind(self) -> CoreWorker:
         process = require_session()
         given, shape = self._options.given, self._options.shape
-        shape, _ = with_placement(process, given, shape, shape, getattr(self._function, "__qualname__", "the task"))
+        shape, _ = with_placement(process, given, shape, shape, self._function, task_hooks)
         shape = process.drain_client.admission.with_max_runtime(
             with_runtime_env(process, given.get("runtime_env"), shape), given.get("max_runtime")
         )
-        if process.kind == "worker":
-            process.placement_groups.bound.add(self)
+        process.placement_groups.bound.add(self)
         if self._export.process is not process:
             self._export.to(process)
         self._shape, self._scheduling_class = shape, process.submitter.scheduling_class(shape)
         self._low, self._high = self._export.arity.low, self._export.arity.high
-        # A slow function leaves `_process` at None, so that each call finds out that it is slow.
-        self._bound, self._process = process, None if self._slow else process
+        # A slow function leaves `_process` at None, so that each call finds out that it is slow. With a hook each call
+        # binds the function again.
+        hooked = bool(task_hooks)
+        self._bound, self._process = None if hooked else process, None if self._slow or hooked else process
         return process
 
     def _submit_with_extra_options(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

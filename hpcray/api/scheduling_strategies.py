@@ -12,7 +12,7 @@ _NODE_ID_BYTES = 28
 _NIL = b"\xff" * _NODE_ID_BYTES
 
 
-@dataclass
+@dataclass(eq=False)
 class PlacementGroupSchedulingStrategy:
     """Run in a bundle of a placement group.
 

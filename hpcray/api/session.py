@@ -289,10 +289,16 @@ def _enter_session(
         if entry.node is None:
             # `announce` heeds log_to_driver.
             _warn_of_ignored_arguments({**given, **options.config, "log_to_driver": None})
-        start(process, "" if parent is None else os.environ.get(OWN_NAMESPACE, ""))
-        logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
-        for hook in post_init_hooks:
-            hook()
+        try:
+            start(process, "" if parent is None else os.environ.get(OWN_NAMESPACE, ""))
+            logger.info("Connected to Ray cluster." if entry.node is None else "Started a local Ray instance.")
+            for hook in post_init_hooks:
+                hook()
+        except BaseException:
+            current.forget_postponed()
+            current.process = process
+            shutdown()  # so that the program may call `init` again
+            raise
 
     if late is not None and not late.started():
         current.postpone(join)
@@ -367,18 +373,14 @@ def _start_driver(
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
         _hook_exit_code()
-    try:
-        runtime_envs = runtime_envs_of(process)
-        runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
-        if logging_config is not None:
-            runtime_envs.job["logging_config"] = logging_config.to_dict()
-        if actor_lifetime == "detached":
-            runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
-        for hook in start_hooks:
-            hook(process, settings)
-    except BaseException:
-        shutdown()
-        raise
+    runtime_envs = runtime_envs_of(process)
+    runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
+    if logging_config is not None:
+        runtime_envs.job["logging_config"] = logging_config.to_dict()
+    if actor_lifetime == "detached":
+        runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
+    for hook in start_hooks:
+        hook(process, settings)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
@@ -413,6 +415,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
 
     found = find_session(address, os.environ) if address != "local" else None
     entry = enter(found or address, _preloading(options))
+    process = None
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory, FEATURES)
         current.process = process
@@ -424,6 +427,9 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         defer_interruptions(process.engine, driver_signals.in_our_code)
     except BaseException:
         current.process = None
+        if process is not None:
+            driver_signals.restore()
+            process.close()
         if entry.node is not None:
             entry.node.leave(1.0)
         raise

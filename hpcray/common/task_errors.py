@@ -243,6 +243,14 @@ def root_cause(exc: BaseException) -> BaseException:
     return exc
 
 
+def happened_inside(exc: BaseException) -> bool:
+    """True if user code of a task raised `exc`, whose class may be that of an actor's death or of a cancellation too.
+
+    Such an error is about an actor or task that the user's code has asked, not about the task or actor itself.
+    """
+    return isinstance(exc, RayTaskError)
+
+
 def is_control_flow(exc: BaseException) -> bool:
     """True if raising `exc` would stop the interpreter or cancel a coroutine instead of reporting an error."""
     return isinstance(exc, (KeyboardInterrupt, SystemExit, GeneratorExit)) or _is_asyncio_cancel(exc)

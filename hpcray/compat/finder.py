@@ -7,6 +7,7 @@ of each facade.
 
 from __future__ import annotations
 
+import dis
 import importlib
 import importlib.machinery
 import importlib.util
@@ -32,6 +33,7 @@ DEFAULT_LIBRARIES = os.path.join(sys.prefix, "share", "hpcray", f"ray-{RAY_VERSI
 """Where `python -m hpcray.compat libraries install` puts them, and `install` looks where the variable is not set."""
 
 _NOTHING = object()
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 
 
 class Facade(ModuleType):
@@ -55,6 +57,9 @@ class Facade(ModuleType):
             if own is not _NOTHING and not isinstance(own, ModuleType):
                 return
         super().__setattr__(name, value)
+        if setter := table.SETTERS.get(f"{self.__name__}.{name}"):
+            source, _, function = setter.partition(":")
+            getattr(importlib.import_module(source), function)(value)
 
     def __dir__(self) -> list[str]:
         found = {name for name in self.__dict__ if not name.startswith("_") or name.startswith("__")}
@@ -323,10 +328,13 @@ def _called_by_find_spec() -> bool:
 
 
 def _called_by_from_import() -> bool:
-    """True if Python looks for a module because the package in `from package import name` lacks the name."""
+    """True if Python looks for a module because the package in `from package import name` lacks the name.
+
+    Not where a program calls `__import__("package", fromlist=["name"])`: Python ignores names that are not there then.
+    """
     frame: FrameType | None = sys._getframe(2)
+    names = False
     while frame is not None and frame.f_code.co_filename.startswith("<frozen importlib"):
-        if frame.f_code.co_name == "_handle_fromlist":
-            return True
+        names = names or frame.f_code.co_name == "_handle_fromlist"
         frame = frame.f_back
-    return False
+    return names and frame is not None and frame.f_code.co_code[frame.f_lasti] == _IMPORT_NAME

@@ -40,7 +40,8 @@ _CONSTANTS = (
 _MORE_CONSTANTS = (
     f"{_NAMES}.ray_constants:CALLER_MEMORY_USAGE_PER_OBJECT_REF DEFAULT_MAX_CONCURRENCY_ASYNC "
     "DEFAULT_OBJECT_STORE_MEMORY_PROPORTION DEFAULT_SYSTEM_RESERVED_MEMORY_PROPORTION DEFAULT_TASK_MAX_RETRIES GPU HPU "
-    "KV_NAMESPACE_DASHBOARD KV_NAMESPACE_JOB KV_NAMESPACE_PDB NEURON_CORES NPU NUM_REDIS_GET_RETRIES "
+    "KV_NAMESPACE_DASHBOARD KV_NAMESPACE_JOB KV_NAMESPACE_PDB MIN_RESOURCE_GRANULARITY NEURON_CORES NPU "
+    "NUM_REDIS_GET_RETRIES "
     "RAY_DEDUP_LOGS_AGG_WINDOW_S RAY_DEDUP_LOGS_ALLOW_REGEX RAY_DEDUP_LOGS_SKIP_REGEX RAY_ENABLE_EXPORT_API_WRITE "
     "RAY_ENABLE_EXPORT_API_WRITE_CONFIG RAY_EXPORT_EVENT_MAX_BACKUP_COUNT RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES TPU"
 )
@@ -131,9 +132,14 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ray_client:ClientActorClass ClientActorHandle ClientActorRef ClientObjectRef ClientRemoteFunc",
     ),
     "ray.util.collective": ("hpcray.util.collective",),
-    "ray.util.collective.collective": ("hpcray.util.collective",),
+    "ray.util.collective.collective": ("hpcray.util.collective", f"{_NAMES}.network_utils:get_address_and_port"),
     "ray.util.collective.types": ("hpcray.util.collective",),
     "ray.util.dask": ("hpcray.util.dask",),
+    "ray.util.dask.callbacks": ("hpcray.util.dask.callbacks",),
+    "ray.util.dask.common": ("hpcray.util.dask.common",),
+    "ray.util.dask.optimizations": ("hpcray.util.dask.persistence:dataframe_optimize",),
+    "ray.util.dask.scheduler": ("hpcray.util.dask.scheduler",),
+    "ray.util.dask.scheduler_utils": ("hpcray.util.dask.scheduler_utils",),
     "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.memory_leaks:Suspect _test_some_code_for_memory_leaks"),
     "ray.util.helpers": ("hpcray.util.helpers",),
     "ray.util.iter": ("hpcray.util.iter",),
@@ -251,7 +257,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ray_constants:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
     ),
     "ray._private.serialization": (f"{_NAMES}.serialization_context:SerializationContext",),
-    "ray._private.services": (f"{_NAMES}.network_utils:get_node_ip_address",),
+    "ray._private.services": (f"{_NAMES}.network_utils:find_gcs_addresses get_node_ip_address",),
     "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
     "ray._private.utils": (_UTILS, _MORE_PRIVATE_UTILS),
     "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),
@@ -259,7 +265,17 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 """Sources by module of Ray; `()`: a package whose only contents are its submodules."""
 
-ATTRIBUTES: dict[str, dict[str, Any]] = {"ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"}}
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"},
+    "ray.actor": {"_actor_launch_hook": None},
+    "ray.remote_function": {"_task_launch_hook": None},
+}
+
+SETTERS = {
+    "ray.actor._actor_launch_hook": "hpcray.api.launch_hooks:set_actor_launch_hook",
+    "ray.remote_function._task_launch_hook": "hpcray.api.launch_hooks:set_task_launch_hook",
+}
+"""Names that Ray's libraries set: the function that is called with the new value."""
 
 LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow")
 """Ray's libraries on top of Core. They are pure Python, and a real wheel can lend them (`finder.lend`)."""

@@ -17,6 +17,7 @@ __all__ = [
     "_internal_kv_list",
     "_internal_kv_put",
     "_internal_kv_reset",
+    "internal_kv_get_gcs_client",
 ]
 
 Text = str | bytes
@@ -86,3 +87,6 @@ def _bytes(text: Text) -> bytes:
 
 def _space(namespace: Text | None) -> str:
     return _bytes(namespace or b"").decode("utf-8", "backslashreplace")
+
+
+internal_kv_get_gcs_client = _internal_kv_get_gcs_client

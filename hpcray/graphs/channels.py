@@ -90,7 +90,8 @@ class ValueWriter:
     def _send(self, blob: bytes | Serialized, refs: list[Any]) -> None:
         process = self._process
         size = len(blob) if isinstance(blob, bytes) else blob.size
-        stored = size > _IN_MESSAGE
+        # Errors travel in messages, whatever their size, as those of tasks do: what is in a store is a value.
+        stored = size > _IN_MESSAGE and not (isinstance(blob, bytes) and blob[-1] == ERROR)
         if stored:
             ref = process.put_serialized(blob, refs)
             self._kept.append(ref)

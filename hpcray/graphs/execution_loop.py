@@ -116,6 +116,7 @@ class _Call:
         self._name = f"{self._executor.spec.class_name}.{task.method}"
         self._method = getattr(actor, task.method) if task.function is None else task.function
         self._args, self._kwargs = task.args, task.kwargs
+        self._returns = task.returns
         self._takes: list[tuple[int, ValueReader | None]] = [
             (value, ends.readers.get(value)) for value in task.values()
         ]
@@ -147,18 +148,13 @@ class _Call:
                     del args
                 if asyncio.iscoroutine(result) and self._executor.loop is not None:
                     result = asyncio.run_coroutine_threadsafe(result, self._executor.loop).result()
+                if self._returns:
+                    _check_returns(result, self._returns)
             except Exception as error:
                 result = Failed(self._error(error))
         for value, index, writer in self._outputs:
-            self._put(values, value, self._item(result, index), writer)
-
-    def _item(self, result: Any, index: int | None) -> Any:
-        if index is None or type(result) is Failed:
-            return result
-        try:
-            return result[index]
-        except Exception as error:
-            return Failed(self._error(error))
+            item = result if index is None or type(result) is Failed else result[index]
+            self._put(values, value, item, writer)
 
     def _put(self, values: dict[int, Any], value: int, item: Any, writer: ValueWriter | None) -> None:
         values[value] = item
@@ -174,3 +170,11 @@ class _Call:
 
     def _error(self, error: Exception) -> RayTaskError:
         return task_error(error, self._name, self._executor.error_label())
+
+
+def _check_returns(result: Any, count: int) -> None:
+    """Raise ValueError, as Ray does, unless a call returned a tuple of as many values as its `num_returns` says."""
+    if not isinstance(result, tuple):
+        raise ValueError(f"Expected a tuple of {count} outputs, but got {type(result)}")
+    if len(result) != count:
+        raise ValueError(f"Expected {count} outputs, but got {len(result)} outputs")

@@ -32,6 +32,7 @@ class PlannedTask:
         outputs: the values that the call makes, each with its index where the call returns several, else None.
         serial: its place in the order of `bind`.
         function: what is called, if that is no method: a collective operation.
+        returns: how many values the call returns in a tuple; 0: one, which is what it returns.
     """
 
     node: int
@@ -41,6 +42,7 @@ class PlannedTask:
     outputs: list[tuple[int, int | None]]
     serial: int
     function: Callable[..., Any] | None = None
+    returns: int = 0
 
     def values(self) -> list[int]:
         """Return the values that the call takes, each once."""
@@ -213,7 +215,7 @@ class _Planner:
         args = tuple(ValueOf(self._number(arg)) if self._is_node(arg) else arg for arg in node._bound_args)
         return PlannedTask(
             number, node._method_name, args, dict(node._bound_kwargs), outputs or [(number, None)], node._serial,
-            node.operation,
+            node.operation, node.num_returns if outputs else 0,
         )  # fmt: skip
 
     def _add_reader(self, value: int, party: int) -> None:

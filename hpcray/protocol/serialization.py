@@ -208,6 +208,15 @@ def _load_argument_error(name: str, pid: int, ip: str, blob: bytes) -> BaseExcep
     return make_argument_error(name, deserialize(blob), pid, ip)
 
 
+def has_buffers(blob: bytes) -> bool:
+    """True for a blob with buffers out of band, which the value then uses as its memory."""
+    if len(blob) < _TAIL.size:
+        return False
+    pickle_at, count, kind = _TAIL.unpack_from(blob, len(blob) - _TAIL.size)
+    table = len(blob) - _TAIL.size - count * _SLOT.size
+    return bool(kind == MULTI and count and 0 <= pickle_at < table)
+
+
 def deserialize(blob: bytes | memoryview, load: Callable[..., Any] = pickle.loads) -> Any:
     """The value of a blob; of an ERROR blob, the exception (see `protocol.messages.objects.is_error`).
 

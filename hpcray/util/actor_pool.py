@@ -14,6 +14,7 @@ from hpcray.api.decorator import remote
 from hpcray.api.objects import get, wait
 from hpcray.api.runtime_context import get_gpu_ids, get_runtime_context
 from hpcray.common.exceptions import ActorDiedError
+from hpcray.common.task_errors import happened_inside
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
@@ -159,8 +160,8 @@ class ActorPool:
         alive = True
         try:
             return get(future)
-        except ActorDiedError:
-            alive = False
+        except ActorDiedError as error:
+            alive = happened_inside(error)
             raise
         finally:
             self._return_actor(actor, alive)

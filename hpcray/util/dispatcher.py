@@ -23,7 +23,7 @@ from hpcray.api.remote_function import RemoteFunction
 from hpcray.api.runtime_context import cluster_resources
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import RayActorError
-from hpcray.common.task_errors import RayTaskError, make_task_error
+from hpcray.common.task_errors import RayTaskError, happened_inside, make_task_error
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -423,7 +423,8 @@ class ActorWorkers(Dispatcher):
         self._idle_places.append(place)
         if place in self._actors:
             self._served[place] += 1
-            if isinstance(error, RayActorError) or self._served[place] == self._limit:
+            died = isinstance(error, RayActorError) and not happened_inside(error)
+            if died or self._served[place] == self._limit:
                 del self._actors[place]
 
     def _actor(self, place: int) -> ActorHandle:

@@ -142,15 +142,15 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3044,
+    "api": 3084,
     "autoscaler": 804,
     "cli": 2813,
     "common": 1501,
-    "compat": 3406,
+    "compat": 3440,
     "core": 12611,
     "dashboard": 1192,
     "diagnostics": 2583,
-    "experimental": 664,
+    "experimental": 665,
     "graphs": 2203,
     "job_submission": 731,
     "jobs": 1255,
@@ -161,7 +161,7 @@ LINES_OF_CODE = {
     "platform": 5328,
     "processes": 406,
     "progress_bars": 223,
-    "protocol": 1495,
+    "protocol": 1502,
     "ray_api": 451,
     "ray_start": 1565,
     "runtime": 12906,
@@ -170,11 +170,11 @@ LINES_OF_CODE = {
     "tensors": 3321,
     "top": 758,
     "transport": 1877,
-    "util": 3717,
+    "util": 4110,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 557,
+    "whole": 563,
 }
 """Files of the package, those of compat/standin left out."""

@@ -90,3 +90,101 @@ def test_values_errors_and_deaths_cross_nodes(tmp_path: Path) -> None:
     with Job([*MPIRUN, "-n", "2", sys.executable, "-m", "hpcray", str(script)]) as job:
         ended = job.wait(110)
     assert (ended.code, ended.out.split()) == (0, ["done"]), ended.err[-3000:]
+
+
+LARGE_ERRORS = """
+import asyncio
+import hpcray as ray
+from hpcray.dag import InputNode, MultiOutputNode
+
+ray.init()
+ids = sorted((n["Index"], n["NodeID"]) for n in ray.nodes())
+where = [ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(ident, soft=False) for _, ident in ids]
+
+@ray.remote(num_cpus=0)
+class Stage:
+    def echo(self, x):
+        return x
+    def fail(self, size):
+        if size < 0:
+            raise ValueError("x" * -size)
+        return size
+    @ray.method(num_returns=2)
+    def two(self, size):
+        return self.fail(size), b"y"
+    async def soon(self, size):
+        return self.fail(size)
+
+here, there = (Stage.options(scheduling_strategy=where[n]).remote() for n in (0, 1))
+SIZES = 10, 100_000, 300_000, 5_000_000
+
+def is_error(ref, size):
+    try:
+        value = ray.get(ref)
+    except ValueError as error:
+        assert isinstance(error, ray.exceptions.RayTaskError) and len(str(error.cause)) == size, size
+    else:
+        raise AssertionError(f"an error of {size} bytes is the value {type(value)}")
+
+def check(graph):
+    for size in SIZES:
+        refs = graph.execute(-size)
+        for ref in refs if isinstance(refs, list) else [refs]:
+            is_error(ref, size)
+        refs = graph.execute(size)
+        assert size in (ray.get(refs) if isinstance(refs, list) else [ray.get(refs)])
+    graph.teardown()
+
+with InputNode() as inp:  # to the driver
+    check(there.fail.bind(inp).experimental_compile())
+with InputNode() as inp:  # from node to node, and back
+    check(here.echo.bind(there.echo.bind(here.fail.bind(inp))).experimental_compile())
+with InputNode() as inp:  # several outputs, of which others are not errors of their own
+    check(MultiOutputNode([here.echo.bind(there.fail.bind(inp)), there.echo.bind(inp)]).experimental_compile())
+with InputNode() as inp:  # several returns
+    check(MultiOutputNode([here.echo.bind(x) for x in there.two.bind(inp)]).experimental_compile())
+
+async def awaited():
+    with InputNode() as inp:
+        graph = here.echo.bind(there.soon.bind(inp)).experimental_compile(enable_asyncio=True)
+    for size in SIZES:
+        future = await graph.execute_async(-size)
+        try:
+            await future
+        except ValueError as error:
+            assert len(str(error.cause)) == size
+        else:
+            raise AssertionError("a value")
+    graph.teardown()
+
+asyncio.run(awaited())
+
+# Without a graph: an argument, a value of a generator, a ref inside of a value.
+@ray.remote(num_cpus=0)
+def fail(size):
+    raise ValueError("x" * size)
+@ray.remote(num_cpus=0)
+def stream(size):
+    yield 1
+    raise ValueError("x" * size)
+@ray.remote(num_cpus=0)
+def inside(refs):
+    return ray.get(refs[0])
+for size in SIZES:
+    ref = fail.options(scheduling_strategy=where[1]).remote(size)
+    is_error(ref, size)
+    is_error(inside.options(scheduling_strategy=where[1]).remote([ref]), size)
+    values = stream.options(num_returns="streaming", scheduling_strategy=where[1]).remote(size)
+    assert ray.get(next(values)) == 1
+    is_error(next(values), size)
+print("done")
+"""
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_large_errors_cross_nodes_as_errors(tmp_path: Path) -> None:
+    script = tmp_path / "errors.py"
+    script.write_text(LARGE_ERRORS)
+    with Job([*MPIRUN, "-n", "2", sys.executable, "-m", "hpcray", str(script)]) as job:
+        ended = job.wait(110)
+    assert (ended.code, ended.out.split()) == (0, ["done"]), ended.err[-3000:]

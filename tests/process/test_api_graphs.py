@@ -503,3 +503,42 @@ def test_drawings(compiled, capsys):
     with pytest.raises(ValueError, match="not compatible"):
         graph.visualize(format="ascii", channel_details=True)
     assert NAME in ("ray", "hpcray") and graph.get_id() in str(graph)
+
+
+@ray.remote
+class Several:
+    @ray.method(num_returns=2)
+    def give(self, values):
+        return values
+
+    @ray.method(num_returns=2)
+    async def soon(self, values):
+        return values
+
+
+@pytest.mark.parametrize("method", ["give", "soon"])
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ((1, 2, 3), "Expected 2 outputs, but got 3 outputs"),
+        ((1,), "Expected 2 outputs, but got 1 outputs"),
+        ("ab", "Expected a tuple of 2 outputs, but got <class 'str'>"),
+        ({0: "a", 1: "b"}, "Expected a tuple of 2 outputs, but got <class 'dict'>"),
+        (7, "Expected a tuple of 2 outputs, but got <class 'int'>"),
+        (None, "Expected a tuple of 2 outputs, but got <class 'NoneType'>"),
+    ],
+)
+def test_a_wrong_number_of_returns_is_an_error_of_each_of_them(method, values, text):
+    if not IS_HPCRAY:
+        pytest.skip("on Ray the graph ends with it, and its result is the end")
+    actor = Several.remote()
+    with InputNode() as inp:
+        graph = MultiOutputNode(getattr(actor, method).bind(inp)).experimental_compile()
+    try:
+        for ref in graph.execute(values):
+            with pytest.raises(ValueError, match=text) as raised:
+                ray.get(ref)
+            assert isinstance(raised.value, exceptions.RayTaskError)
+        assert ray.get(graph.execute(("a", "b"))) == ["a", "b"]
+    finally:
+        graph.teardown()

@@ -169,3 +169,72 @@ def test_sessions_leave_no_descriptors():
     for _ in range(6):
         cycle()
     assert descriptors() <= before
+
+
+def _working_directory_gone(monkeypatch, tmp_path):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    return FileNotFoundError, {}
+
+
+def _hook_that_fails(monkeypatch, tmp_path):
+    from hpcray.api import session
+
+    monkeypatch.setattr(session, "post_init_hooks", [lambda: 1 / 0])
+    return ZeroDivisionError, {}
+
+
+def _no_such_tracing_hook(monkeypatch, tmp_path):
+    return Exception, {"_tracing_startup_hook": "no_such_module_at_all:start"}
+
+
+def _interrupted(monkeypatch, tmp_path):
+    from hpcray.api import session
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(session, "post_init_hooks", [interrupt])
+    return KeyboardInterrupt, {}
+
+
+def _not_connected(monkeypatch, tmp_path):
+    from hpcray.runtime.core_worker import driver_signals
+
+    def fail(*_):
+        raise ValueError("in the middle of the connection")
+
+    monkeypatch.setattr(driver_signals, "forward_to_raylet", fail)
+    return ValueError, {}
+
+
+@hpcray_only
+@pytest.mark.parametrize(
+    "spoil",
+    [_working_directory_gone, _hook_that_fails, _no_such_tracing_hook, _interrupted, _not_connected],
+    ids=lambda function: function.__name__.strip("_"),
+)
+def test_an_init_that_fails_half_way_leaves_no_session(spoil, monkeypatch, tmp_path):
+    before = set(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as spoiled:
+        error, options = spoil(spoiled, tmp_path)
+        with pytest.raises(error):
+            start(num_cpus=1, **options)
+    assert not ray.is_initialized()
+    assert len(set(os.listdir("/proc/self/fd")) - before) <= 2  # those of the process, not of the session
+    start(num_cpus=1)
+    assert ray.get(square.remote(3)) == 9
+
+
+@hpcray_only
+def test_a_first_use_that_fails_half_way_leaves_no_session(monkeypatch):
+    with monkeypatch.context() as spoiled:
+        from hpcray.api import session
+
+        spoiled.setattr(session, "post_init_hooks", [lambda: 1 / 0])
+        with pytest.raises(ZeroDivisionError):
+            ray.put(1)
+    assert not ray.is_initialized()
+    assert ray.get(ray.put(1)) == 1

@@ -36,6 +36,10 @@ def ranks(session):
     assert ray.get([actor.leave.remote() for actor in made]) == [(-1, -1)] * 3
 
 
+def _zeros(shape):
+    return [np.zeros(shape, np.float32) for _ in range(3)]
+
+
 def each(ranks, function, *args):
     return ray.get([actor.run.remote(function, *args) for actor in ranks])
 
@@ -169,6 +173,61 @@ class TestMistakes:
 
         with pytest.raises(RuntimeError, match=r"read-only.*np\.array"):
             each(ranks[1:] + ranks[:1], work, [read_only])
+
+    @pytest.mark.parametrize("shape", [(2,), (1000,), (10, 100)], ids=str)
+    @pytest.mark.parametrize("turned", [False, True], ids=["", "transposed"])
+    def test_small_arguments_which_came_in_a_message_are_written_in_place(self, ranks, shape, turned):
+        def work(array, others):
+            mine = array.T if turned else array
+            col.allreduce(mine)
+            assert (array == 3).all()  # in place: every view of the memory shows it
+            col.broadcast(others[0], 1)
+            col.allgather(others[1:], np.full(shape, col.get_rank(), np.float32))
+            return [array[0].tolist(), *(each.ravel()[0] for each in others)]
+
+        found = ray.get(
+            [
+                actor.run.remote(work, np.ones(shape, np.float32), [np.full(shape, rank, np.float32), *_zeros(shape)])
+                for rank, actor in enumerate(ranks)
+            ]
+        )
+        assert [values[1:] for values in found] == [[1, 0, 1, 2]] * 3
+
+    def test_an_object_that_other_processes_read_is_never_written(self, ranks):
+        """A small value that its owner has put is in the owner's memory, and is sent to whoever asks for it."""
+
+        def work():
+            ref = ray.put(np.zeros(10))
+            try:
+                col.allreduce(ray.get(ref))
+            except RuntimeError as error:
+                return str(error), [ref]
+            return "written", [ref]
+
+        for text, (ref,) in each(ranks, work):
+            assert "read-only" in text and (ray.get(ref) == 0).all()
+
+    def test_a_tensor_over_the_object_store_is_refused(self, ranks):
+        torch = pytest.importorskip("torch")
+        stored = ray.put(np.zeros(100_000))
+
+        def work(refs):
+            import warnings
+
+            warnings.simplefilter("ignore")
+            tensor = torch.from_numpy(ray.get(refs[0]))
+            col.allreduce(tensor)
+
+        with pytest.raises(RuntimeError, match=r"the tensor is read-only.*x\.clone"):
+            each(ranks, work, [stored])
+        assert (ray.get(stored) == 0).all()
+
+    def test_backends_have_rays_values(self):
+        assert (col.Backend.GLOO, col.Backend.NCCL) == ("GLOO", "NCCL")
+        assert col.Backend("gloo") == col.Backend("torch_gloo") == col.Backend.GLOO
+        for unknown in ("unrecognized", "smoke"):
+            with pytest.raises(ValueError, match=f"Unrecognized backend: '{unknown}'. Only NCCL and GLOO"):
+                col.Backend(unknown)
 
     def test_the_error_for_a_missing_rank_names_the_rank(self):
         actor = Rank.remote()

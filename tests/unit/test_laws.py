@@ -143,6 +143,7 @@ CONCRETE_BASES_ALLOWED = {
     "BaseID": "Ray's hierarchy of id classes",
     "IMapIterator": "the iterators of multiprocessing.pool, as the standard library has them",
     "LiveScreen": "never made itself",
+    "RayDaskCallback": "Ray's base of callbacks of Dask graphs, which programs extend",
     "Metric": "Ray's base of Counter, Gauge and Histogram",
     "ObjectStoreWriter": "Ray's base of the writers of a shuffle, which programs extend too",
     "RemoteFunction": "`function.options(...)` is a function with options of its own",

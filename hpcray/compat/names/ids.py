@@ -40,6 +40,15 @@ class BaseID(Ident):
     def size(cls) -> int:
         return cls.SIZE
 
+    def __eq__(self, other: object) -> bool:
+        # An id of another kind is another thing, whatever its bytes are.
+        return bytes(self) == other and (not isinstance(other, BaseID) or type(other) is type(self))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = Ident.__hash__
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (bytes(self),)
 

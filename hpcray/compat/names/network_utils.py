@@ -53,3 +53,14 @@ def find_free_port(family: socket.AddressFamily = socket.AF_INET) -> int:
 
 
 get_node_ip_address = node_ip_address_from_perspective = node_ip_address
+
+
+def get_address_and_port() -> tuple[str, int]:
+    """Return the address of this node, and a TCP port that was free at the time of the call."""
+    address = get_node_ip_address()
+    return address, find_free_port(socket.AF_INET6 if is_ipv6(address) else socket.AF_INET)
+
+
+def find_gcs_addresses() -> set[str]:
+    """Return no address: no process of a job listens on a port."""
+    return set()

@@ -83,3 +83,6 @@ RAY_ENABLE_EXPORT_API_WRITE = env_bool("RAY_enable_export_api_write", False)
 RAY_ENABLE_EXPORT_API_WRITE_CONFIG = _env("RAY_enable_export_api_write_config", "", str, "").split(",")
 RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES = env_integer("RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES", 100 * 1000 * 1000)
 RAY_EXPORT_EVENT_MAX_BACKUP_COUNT = env_integer("RAY_EXPORT_EVENT_MAX_BACKUP_COUNT", 20)
+
+MIN_RESOURCE_GRANULARITY = 0.0001
+"""The smallest amount of a resource that counts."""

@@ -9,6 +9,7 @@ import msgspec
 
 from hpcray.common.labels import conditions, holds
 from hpcray.common.resources import IMPLICIT
+from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
 GRPC_STATUS_CODE_RESOURCE_EXHAUSTED = 8
@@ -120,3 +121,7 @@ def time_weighted_average_cython(
             since = point.timestamp
         value = point.value
     return float((area + value * (end - since)) / (end - start))
+
+
+async_task_id = async_task
+"""The call whose coroutine runs; a library sets it to None for calls that are not to be cancelled with it."""

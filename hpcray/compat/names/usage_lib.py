@@ -17,6 +17,10 @@ class _TagKey:
         """Return the name of a key."""
         return key
 
+    def Value(self, name: str) -> str:
+        """Return the key of a name: the name itself."""
+        return name
+
 
 TagKey = _TagKey()
 

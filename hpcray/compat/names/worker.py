@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hpcray.api.runtime_context import get_runtime_context
-from hpcray.api.session import post_init_hooks, require_session
+from hpcray.api.session import ClientContext, post_init_hooks, require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
 from hpcray.common.log_names import logs_directory
@@ -72,6 +72,13 @@ blocking_get.is_expected = _blocking_is_expected
 
 _post_init_hooks = post_init_hooks
 """Called without arguments at the end of each `init()`; libraries append to it."""
+
+BaseContext = RayContext = ClientContext
+"""The type of the context that `init()` returns."""
+
+for _arguments in ("NoArgs", *range(10)):  # for annotations, as RemoteFunction2[int, str, float]
+    _name = f"RemoteFunction{_arguments}"
+    globals()[_name] = type(_name, (), {"__class_getitem__": classmethod(lambda cls, _: cls)})
 
 _ANSWER_TIMEOUT = 0.2
 """Seconds for which `object_exists` waits for the answer of an owner, and of the store."""

@@ -390,6 +390,11 @@ class ObjectReader:
             self._table.when_freed(oid, lambda: self._out_of_scope.put(partial(call, oid)))
         return True
 
+    def is_private(self, blob: bytes) -> bool:
+        """True unless the blob is the value of an object, which this process may read again, or send to another one."""
+        with self._engine.lock:
+            return not any(entry.value is blob for entry in self._table.entries.values())
+
     def load_slots(self, inline: list[bytes], refs: list[m.ArgRef] | None) -> list[Any]:
         """The values of a task's top-level ref arguments: inline, or fetched from node stores."""
         held = []

@@ -27,7 +27,7 @@ from hpcray.runtime.worker.actor_drain import ActorDrain
 from hpcray.runtime.worker.blocking_get import warn_of_blocking_get
 from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner, CallRunner, ThreadedCallRunner
 from hpcray.runtime.worker.context import WorkerContext
-from hpcray.runtime.worker.replies import GeneratorExecutor, task_error
+from hpcray.runtime.worker.replies import GeneratorExecutor, Verdict, task_error
 
 perf_counter = time.perf_counter
 
@@ -266,7 +266,7 @@ class ActorExecutor:
         error: BaseException | None, name: str, *rest: Any,
     ) -> None:  # fmt: skip
         if error is None and task in self.worker.cancelled:
-            value, error = None, TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
+            value, error = None, Verdict(TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran"))
         elif error is None and task in self._exiting:
             value, error = None, self._died()
         reply(src, task, num_returns, value, error, name, *rest)
@@ -366,7 +366,7 @@ class ActorExecutor:
         """The method `__ray_terminate__` of all actors."""
         raise self.exit()
 
-    def exit_error(self, exit_: BaseException) -> ActorDiedError:
+    def exit_error(self, exit_: BaseException) -> Verdict:
         """A method ended the actor: return what its caller gets.
 
         Any exit code but 0 means a crash, as in Ray: the process ends, and the actor is restarted if it may be.
@@ -380,12 +380,13 @@ class ActorExecutor:
         self._close(_EXIT_ACTOR if isinstance(exit_, (ExitActor, AsyncioActorExit)) else _EXITED)
         return self._died()
 
-    def _died(self) -> ActorDiedError:
+    def _died(self) -> Verdict:
         spec = self.spec
-        return ActorDiedError(
+        error = ActorDiedError(
             self._end_reason, actor_id=spec.actor.hex(), class_name=spec.class_name, pid=os.getpid(), name=spec.name,
             namespace=spec.namespace, ip=node_ip_address(),
         )  # fmt: skip
+        return Verdict(error)
 
     def error_label(self) -> tuple[str, str]:
         """The actor's repr and id, for errors."""

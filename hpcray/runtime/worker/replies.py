@@ -10,10 +10,11 @@ import traceback
 import types
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, RuntimeEnvSetupError, TaskCancelledError
+from hpcray.common.exceptions import AsyncioActorExit, RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of, return_index
 from hpcray.common.task_errors import RayTaskError, make_task_error
 from hpcray.core.core_worker.object_table import Waiter
@@ -35,7 +36,18 @@ from hpcray.runtime.worker.task_events import TaskEventBuffer
 _FLUSH_US = 1_000
 POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 """Variable, Ray's: with 1 a task that raises an error waits for `hpcray debug`."""
-_AS_THEY_ARE = (ActorDiedError, RuntimeEnvSetupError, TaskCancelledError)
+
+
+class Verdict(Exception):
+    """The end of a call as the worker itself sees it: `error` is raised at the caller as it is.
+
+    An error that user code raises is wrapped in a RayTaskError whatever its class: an actor that the call has asked may
+    have died, or a task that it has waited for been cancelled, which its caller must not take for its own end.
+    """
+
+    def __init__(self, error: RayError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 class _Broken(Exception):
@@ -159,7 +171,9 @@ class Replies:
             cancelled = TaskCancelledError(TaskID(task), f"{name} was interrupted while it ran")
             cancelled.__context__ = error
             error = self._task_error(cancelled, name, actor, task)
-        elif not issubclass(kind, _AS_THEY_ARE) or issubclass(kind, RayTaskError):
+        elif kind is Verdict:
+            error = error.error  # type: ignore[attr-defined]
+        else:
             if os.environ.get(POST_MORTEM) == "1":
                 self._process.features.post_mortem(error)
             error = self._task_error(error, name, actor, task)
@@ -300,13 +314,11 @@ def task_error(
         return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor, proctitle=proctitle)
 
 
+@dataclass(frozen=True, slots=True)
 class StreamingGeneratorStats:
     """The value of a `yield` in a generator task: the seconds that it took to make an object of what it yielded."""
 
-    __slots__ = ("object_creation_dur_s",)
-
-    def __init__(self, object_creation_dur_s: float) -> None:
-        self.object_creation_dur_s = object_creation_dur_s
+    object_creation_dur_s: float
 
 
 class GeneratorExecutor:
@@ -425,8 +437,7 @@ class GeneratorExecutor:
         """Wait until fewer than `window` of the values sent have not been taken; a negative one never waits.
 
         Raises:
-            TaskCancelledError: the call was cancelled, or no more values are taken, as the caller is dead or the task
-                has ended.
+            Verdict: the call was cancelled, or no more values are taken, as the caller is dead or the task has ended.
         """
         cancelled = self._worker.cancelled
         if window <= 0 and task in self._taken and not cancelled:
@@ -437,9 +448,9 @@ class GeneratorExecutor:
                 waiter = self._waiters[task] = Waiter()
                 engine.wait(waiter)
             if task in cancelled:
-                raise TaskCancelledError(TaskID(task), "The generator was cancelled while it ran")
+                raise Verdict(TaskCancelledError(TaskID(task), "The generator was cancelled while it ran"))
             if taken is None:
-                raise TaskCancelledError(error_message="nobody takes what this generator yields any more")
+                raise Verdict(TaskCancelledError(error_message="nobody takes what this generator yields any more"))
 
 
 class _Sender:

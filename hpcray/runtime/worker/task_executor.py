@@ -40,7 +40,7 @@ from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
 from hpcray.runtime.worker.context import WorkerEnvironment
-from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, drive
+from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, Verdict, drive
 from hpcray.runtime.worker.task_events import qualified_name
 
 _LEND_AFTER = 0.01
@@ -493,7 +493,7 @@ class TaskExecutor:
 
     def _load(self, ident: bytes) -> tuple[str, Callable[..., Any]]:
         if self.env_problem:  # checked once per function: without its environment this worker loads none
-            raise self.env_error()
+            raise Verdict(self.env_error())
         definition = self._blobs[ident]
         try:
             function = deserialize(definition.blob)

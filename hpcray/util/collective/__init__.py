@@ -64,19 +64,18 @@ class Backend(str):
 
     __slots__ = ()
 
-    NCCL = "nccl"
-    MPI = "mpi"
-    GLOO = "gloo"
-    TORCH_GLOO = "torch_gloo"
-    CPU = "cpu"
+    NCCL = "NCCL"
+    GLOO = "GLOO"
+    UNRECOGNIZED = "unrecognized"
 
     def __new__(cls, name: str) -> Backend:
-        known = {"nccl": "nccl", "gloo": "gloo", "torch_gloo": "gloo", "cpu": "gloo"}
-        if str(name).lower() == "mpi":
+        known = {"NCCL": "NCCL", "GLOO": "GLOO", "TORCH_GLOO": "GLOO", "CPU": "GLOO"}
+        upper = str(name).upper()
+        if upper == "MPI":
             raise RuntimeError("The MPI backend is not supported; hint: Backend.GLOO, or hpcray.mpi for MPI programs")
-        if str(name).lower() not in known:
-            raise ValueError(f"Unrecognized backend: {name!r}. Supported ones are 'nccl' and 'gloo'.")
-        return super().__new__(cls, known[str(name).lower()])
+        if upper not in known:
+            raise ValueError(f"Unrecognized backend: {str(name)!r}. Only NCCL and GLOO are supported")
+        return super().__new__(cls, known[upper])
 
 
 def gloo_available() -> bool:

@@ -17,6 +17,7 @@ from hpcray.api.decorator import remote
 from hpcray.api.objects import get, put
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import GetTimeoutError, RayActorError
+from hpcray.protocol.serialization import has_buffers
 
 _INLINE_LIMIT = 1 << 15  # bytes; larger arrays go through the object store
 _NAMESPACE = "hpcray.util.collective"
@@ -302,22 +303,53 @@ def _fill(tensor: Any, values: Any) -> None:
     """Write values into a tensor.
 
     Raises:
-        RuntimeError: the array is read-only, like arrays from `get`. ValueError: the shapes differ.
+        RuntimeError: other processes read this memory: it is in the object store, like large arrays from `get`, or is
+            that of an object which this process passes on. ValueError: the shapes differ.
     """
     if is_torch(tensor):
         torch = sys.modules["torch"]
+        if tensor.device.type == "cpu" and _is_in_store(tensor.data_ptr()):
+            raise RuntimeError(_READ_BY_OTHERS.format("tensor", "x.clone()"))
         new = torch.from_numpy(np.array(values)).reshape(tensor.shape)
         with torch.no_grad():
             tensor.copy_(new.view(torch.bfloat16) if tensor.dtype is torch.bfloat16 else new)
         return
     if not tensor.flags.writeable:
-        raise RuntimeError(
-            "the array is read-only, and the result has to be written into it; hint: arrays that get() returned are "
-            "views of the object store: use a copy, np.array(x)"
-        )
+        if not _is_of_a_message(tensor):
+            raise RuntimeError(_READ_BY_OTHERS.format("array", "np.array(x)"))
+        tensor = np.asarray(_Writable(tensor))
     if tensor.size != np.size(values):
         raise ValueError(f"an array of shape {tensor.shape} cannot take values of shape {np.shape(values)}")
     np.copyto(tensor, np.reshape(values, tensor.shape), casting="unsafe")
+
+
+_READ_BY_OTHERS = (
+    "the {0} is read-only, and the result has to be written into it; hint: {0}s that get() returned are views of the "
+    "object store: use a copy, {1}"
+)
+
+
+class _Writable:
+    """The memory of an array, as NumPy may write it."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array  # which keeps the memory
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def _is_of_a_message(array: Any) -> bool:
+    """True for an array that came in a message, as an argument does, and whose memory nothing but this array uses."""
+    owner = array
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    blob = owner.obj if isinstance(owner, memoryview) else None
+    return isinstance(blob, bytes) and has_buffers(blob) and require_session().reader.is_private(blob)
+
+
+def _is_in_store(address: int) -> bool:
+    arenas = list(require_session().arenas.values())
+    return any(arena.address <= address < arena.address + arena.size for arena in arenas)
 
 
 def _refuse_half(tensor: Any) -> None:

@@ -3,3 +3,4 @@
 from hpcray.api.actor import *
 from hpcray.actor import *
 from hpcray.compat.names.actor_class import _modify_class as _modify_class
+_actor_launch_hook: NoneType

@@ -15,6 +15,7 @@ from hpcray.compat.names.ray_constants import HPU as HPU
 from hpcray.compat.names.ray_constants import KV_NAMESPACE_DASHBOARD as KV_NAMESPACE_DASHBOARD
 from hpcray.compat.names.ray_constants import KV_NAMESPACE_JOB as KV_NAMESPACE_JOB
 from hpcray.compat.names.ray_constants import KV_NAMESPACE_PDB as KV_NAMESPACE_PDB
+from hpcray.compat.names.ray_constants import MIN_RESOURCE_GRANULARITY as MIN_RESOURCE_GRANULARITY
 from hpcray.compat.names.ray_constants import NEURON_CORES as NEURON_CORES
 from hpcray.compat.names.ray_constants import NPU as NPU
 from hpcray.compat.names.ray_constants import NUM_REDIS_GET_RETRIES as NUM_REDIS_GET_RETRIES
