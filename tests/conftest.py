@@ -67,8 +67,9 @@ def own_sessions() -> Iterator[None]:
     """Sessions of this test run live in a directory of its own: `address="auto"` must not find somebody else's."""
     with tempfile.TemporaryDirectory(prefix="hct-", dir="/tmp") as directory:
         os.environ["HPCRAY_TMPDIR"] = directory
+        os.environ["HPCRAY_START_DIR"] = f"{directory}/clusters"  # nor join a cluster that somebody's `ray start` made
         yield
-        del os.environ["HPCRAY_TMPDIR"]
+        del os.environ["HPCRAY_TMPDIR"], os.environ["HPCRAY_START_DIR"]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.ray_start.clusters import Asker, clusters_named
 from hpcray.ray_start.order import Asked, Join, NoStartedCluster, Refuse, Seen, next_step
-from hpcray.ray_start.registry import Registry, nodes_here
+from hpcray.ray_start.registry import Registry, machine_id, nodes_here
 from hpcray.ray_start.surroundings import own_allocation, own_names, resolve
 
 _PAUSE = 0.2
@@ -82,6 +82,7 @@ def look(asked: Asked, environ: Mapping[str, str]) -> Seen:
         calls=calls,
         gone=frozenset(call.ident for call in calls if call.is_gone()),
         where=registry.path,
+        machine=machine_id(),
     )
 
 

@@ -24,7 +24,7 @@ from hpcray.ray_start.clusters import (
     parse_cluster_name,
     session_clusters,
 )
-from hpcray.ray_start.registry import FAILED, StartCall
+from hpcray.ray_start.registry import FAILED, STARTING, StartCall
 
 PLAIN, AUTO = "", "auto"
 
@@ -61,6 +61,7 @@ class Seen(Struct, frozen=True, kw_only=True):
         calls: the `ray start` commands of this allocation, with those that have ended without a word among them.
         gone: idents of those that have.
         where: the directory of secrets.
+        machine: this boot of this host, as `StartCall.machine` has it.
     """
 
     asker: Asker
@@ -69,6 +70,7 @@ class Seen(Struct, frozen=True, kw_only=True):
     calls: Sequence[StartCall] = ()
     gone: frozenset[str] = frozenset()
     where: str = ""
+    machine: str = ""
 
 
 class Join(Struct, frozen=True):
@@ -123,6 +125,10 @@ def next_step(asked: Asked, seen: Seen) -> Step:
     ended = _endings(seen)
     if name is not None:
         return _of_name(name, seen, coming, ended)
+    if not seen.asker.allocation:
+        # What was called an hour ago, or on another host that shares the home, says nothing about this program.
+        coming = [call for call in coming if call.state == STARTING and call.machine == seen.machine]
+        ended = ""
     if coming:
         return Wait(f"`ray start` was called in this allocation, and no node on this host answers: {_calls(coming)}"
                     f"{_and(ended)}; {_WAYS_OUT}")  # fmt: skip

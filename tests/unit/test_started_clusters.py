@@ -146,6 +146,14 @@ def test_init_waits_for_a_node_that_is_on_its_way_and_says_what_it_saw() -> None
     assert found.reason.count(";") >= 3 and "init(address='local')" in found.reason  # three ways out
 
 
+def test_outside_of_an_allocation_only_a_node_that_starts_on_this_host_is_waited_for() -> None:
+    outside = asker("")
+    for past in (call(UP), call(FAILED, reason="no such port"), call()):
+        assert step("", calls=[past], by=outside, machine="another") == NoStartedCluster()
+    assert step("", calls=[call(UP)], by=outside, gone=frozenset("c")) == NoStartedCluster()
+    assert isinstance(step("", calls=[call()], by=outside, machine=call().machine), Wait)
+
+
 def test_a_command_that_failed_in_the_background_is_named() -> None:
     found = step("", calls=[call(FAILED, reason="No such option: --porti")])
     assert isinstance(found, Refuse) and "No such option: --porti" in found.reason
