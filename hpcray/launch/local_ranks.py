@@ -178,7 +178,11 @@ def main(argv: Sequence[str]) -> int:
         return ranks.code
     except (OSError, PmixError) as error:
         ranks.send(signal.SIGKILL)
-        print(f"hpcray-launch: cannot start {size} ranks on this host: {error}", file=sys.stderr)
+        print(
+            f"hpcray-launch: cannot start {size} ranks on this host: {error}; hint: --launcher openmpi starts them "
+            "with mpirun, which opens ports for other users of the host (docs/security.md)",
+            file=sys.stderr,
+        )
         return EXIT_NOT_STARTED
     finally:
         if directory is not None:
