@@ -65,14 +65,6 @@ class FileTransfer(Extension):
 
     def outgoing_value(self, value: Any, transport: str, object_id: bytes) -> Any:
         """Write the value; what is pickled in its place is the name of the file, and the refs in the value."""
-        try:
-            return self._written(value, object_id)
-        except Exception as error:
-            if not object_id:
-                raise
-            return Unwritten(value, error)  # raised here, it would end the worker, and the task would run again
-
-    def _written(self, value: Any, object_id: bytes) -> InFile:
         process = self.process
         blob, refs = serialize(value)
         content = blob.join() if isinstance(blob, Serialized) else blob
@@ -130,7 +122,7 @@ class FileTransfer(Extension):
             self._files[object_id].append(path)
         else:
             self._files[object_id] = [path]
-            table.when_freed(object_id, partial(self._freed, object_id))
+            self.when_gone(object_id, partial(self._gone, object_id))
             self._announce()
 
     @property
@@ -145,11 +137,7 @@ class FileTransfer(Extension):
             self.send(process.job.driver, Owning())
             process.engine.flush()
 
-    def _freed(self, object_id: bytes) -> None:
-        table = self.process.table
-        if object_id in table.entries and object_id in table.lineage.remembered:
-            table.when_freed(object_id, partial(self._freed, object_id))  # a task that took it may have to run again
-            return
+    def _gone(self, object_id: bytes) -> None:
         self._removals.put(partial(value_files.remove, self._files.pop(object_id, [])))
 
 
@@ -166,19 +154,6 @@ class InFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _load, self._content
-
-
-class Unwritten:
-    """Stands for a value that could not be written: pickling it raises the error, which becomes that of the task."""
-
-    def __init__(self, value: Any, error: Exception) -> None:
-        self._value, self._error = value, error
-
-    def __repr__(self) -> str:  # for the error that it does not pickle
-        return repr(self._value)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        raise self._error
 
 
 def _load(path: str, ident: bytes, refs: Sequence[Any]) -> Any:

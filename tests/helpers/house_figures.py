@@ -155,7 +155,7 @@ LINES_OF_CODE = {
     "job_submission": 731,
     "jobs": 1255,
     "kernel": 38779,
-    "launch": 1001,
+    "launch": 1008,
     "mpi": 561,
     "notebooks": 121,
     "platform": 5328,

@@ -15,6 +15,7 @@ import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import msgspec
@@ -56,7 +57,7 @@ class Extension:
     def __init__(self, process: ExtensionProcess) -> None:
         """process: the `CoreWorker` that this is a part of."""
         self.process: Any = process
-        self._decode = msgspec.msgpack.Decoder(self.messages if self.messages is not None else Any).decode
+        self.__decode = msgspec.msgpack.Decoder(self.messages if self.messages is not None else Any).decode
 
     @classmethod
     def of(cls: type[E], process: ExtensionProcess) -> E:
@@ -78,13 +79,26 @@ class Extension:
         for destination in destinations:
             self.process.engine.send(destination, wrapped)
 
+    def when_gone(self, object_id: bytes, call: Callable[[], object]) -> None:
+        """Make a call, once, when nothing needs the value of an object of this process any more: no ref, and no task
+        that may have to run again. It is made at once where the object is gone already.
+
+        Args:
+            object_id: of an object that this process owns.
+            call: made with the engine's lock held.
+        """
+        if object_id in self.process.table.entries:
+            self.process.table.when_freed(object_id, partial(_gone_or_remembered, self.process.table, object_id, call))
+        else:
+            call()
+
     def receive(self, source: bytes, body: bytes) -> None:
         """Decode a message, and handle it.
 
         Args:
             source: proc id of the process that sent it. body: as `send` has encoded it.
         """
-        self.on_message(source, self._decode(body))
+        self.on_message(source, self.__decode(body))
 
     def on_message(self, source: bytes, message: Any) -> None:
         """Handle one of `messages`."""
@@ -105,6 +119,9 @@ class Extension:
             value: what a task returns or yields, or what `put` was given.
             transport: name of the transport.
             object_id: of the object that the value becomes; b"" for `put`.
+
+        Raises:
+            Exception: any; it becomes the error of the task, or of `put`.
         """
         return value
 
@@ -135,6 +152,14 @@ class Extension:
 
     def close(self) -> None:
         """This process has left its job; the arenas are still mapped (lock not held)."""
+
+
+def _gone_or_remembered(table: ObjectTable, object_id: bytes, call: Callable[[], object]) -> None:
+    """An object has no refs any more; lineage may keep its value for tasks that run again."""
+    if object_id in table.entries and object_id in table.lineage.remembered:
+        table.when_freed(object_id, partial(_gone_or_remembered, table, object_id, call))
+    else:
+        call()
 
 
 Loader = Callable[[], type[Extension]]

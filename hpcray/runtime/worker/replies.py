@@ -99,7 +99,10 @@ class Replies:
         if self._worker.options:
             called = self._worker.display_name(task, name)
             if error is None:
-                value = self._by_its_transport(task, num_returns, value)
+                try:
+                    value = self._by_its_transport(task, num_returns, value)
+                except BaseException as raised:  # of an extension, which may be a program's
+                    error = raised
         if self._ended is not None:
             self._ended((task, called, perf_counter(), us, error is not None))
         returns: list[m.Returned] | None = None
