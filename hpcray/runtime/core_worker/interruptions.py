@@ -23,7 +23,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
@@ -38,22 +38,25 @@ _OLDEST = 2
 
 _PATIENCE = 0.1
 """Seconds for which a handler waits for the end of code of ours that holds no lock."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
+"""Seconds until a signal is raised once more whose handler has not been called: at first, and at most."""
 
 
 class SignalHandler:
     """A handler of a signal that is called when it may use hpcray, and may raise an exception."""
 
-    __slots__ = ("_since", "handler")
+    __slots__ = ("_since", "_waits", "handler")
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
         self._since = 0.0
+        self._waits = False
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         context = _context
-        if context is not None and self._must_wait(context, frame) and _raise_again(context.engine, number):
+        if context is not None and self._must_wait(context, frame) and self._raise_again(context.engine, number):
             return None
-        self._since = 0.0
+        self._since, self._waits = 0.0, False
         return self.handler(number, frame)
 
     def _must_wait(self, context: _HandlerContext, frame: FrameType | None) -> bool:
@@ -64,23 +67,34 @@ class SignalHandler:
         self._since = self._since or monotonic()
         return monotonic() - self._since < _PATIENCE
 
+    def _raise_again(self, engine: IoEngine, number: int) -> bool:
+        """Have a thread raise the signal again in this one, the main thread, when the lock is free, until the handler
+        is called; False: there can be no thread.
 
-def _raise_again(engine: IoEngine, number: int) -> bool:
-    """Have a thread raise a signal again in this one, the main thread, when the lock is free; False: there can be none.
+        It has the lock at that moment: if this thread waits for it, or is busy elsewhere, the handler is called there.
+        Once is not enough: Python misses a signal that comes just before it begins to wait for a lock.
+        """
+        if self._waits:
+            return True
+        main = _thread.get_ident()
 
-    The thread has the lock at that moment: if this one waits for it, or is busy elsewhere, the handler is called there.
-    """
-    main = _thread.get_ident()
+        def wait_and_raise() -> None:
+            pause = _FIRST_PAUSE
+            while self._waits:
+                with engine.lock:
+                    try:
+                        signal.pthread_kill(main, number)
+                    except OSError:  # the main thread has ended
+                        return
+                sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def wait_and_raise() -> None:
-        with engine.lock:
-            signal.pthread_kill(main, number)
-
-    try:
-        _thread.start_new_thread(wait_and_raise, ())  # `threading` has locks of its own, which this may interrupt
-    except RuntimeError:
-        return False
-    return True
+        self._waits = True
+        try:
+            _thread.start_new_thread(wait_and_raise, ())  # `threading` has locks of its own, which this may interrupt
+        except RuntimeError:
+            return False
+        return True
 
 
 class _SignalModule:
