@@ -12,7 +12,7 @@ import click
 
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on, slurm_jobs_meant
 from hpcray.common.exceptions import RayError
-from hpcray.common.terminal_text import plain_line
+from hpcray.common.terminal_text import plain, plain_line
 from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.platform.config_files import ConfigFileError, file_settings
 from hpcray.platform.host_addresses import parse_cluster_address
@@ -79,7 +79,7 @@ def session_directory(wanted: str) -> str:
             name = os.environ.get(OWN_SESSION) or os.environ.get(ADDRESS) or "auto"
         found = slurm_jobs_meant(name)
         if len(found) > 1:
-            lines = [f"  --job {one.job_id}  {one.name}  {one.node_list}  {one.time_left} left" for one in found]
+            lines = [f"  --job {one.job_id}  {plain(one.name)}  {one.node_list}  {one.time_left} left" for one in found]
             _end_without_guess("\n".join([f"no job on this machine, and {len(found)} of this user in Slurm:", *lines]))
         if found:
             # A name of Slurm's means the only session there; that of a session, or its directory, goes on with it.
@@ -122,7 +122,7 @@ def _command_module() -> str:
 
 
 def _end_without_guess(text: str) -> NoReturn:
-    click.echo(plain_line(f"hpcray: {text}"), err=True)
+    click.echo(plain(f"hpcray: {text}", lines=True), err=True)
     sys.exit(_NO_GUESS)
 
 

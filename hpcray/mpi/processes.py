@@ -39,7 +39,7 @@ from hpcray.common.task_errors import make_task_error
 from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
 from hpcray.platform.mpi_directory import MpiDirectory, memory_settings
-from hpcray.platform.private_files import open_private_file
+from hpcray.platform.private_files import open_private_file, write_private_file
 from hpcray.platform.process_control import become_subreaper, set_process_name
 from hpcray.platform.process_tree import descendants, kill_descendants
 from hpcray.platform.sockets import node_ip_address
@@ -64,7 +64,7 @@ class _JobGuard:
         self._child: subprocess.Popen[bytes] | None = None
         self._tail = b""
         self._memory = MpiDirectory.create()
-        (directory / _MEMORY).write_text(self._memory.path)
+        write_private_file(str(directory / _MEMORY), self._memory.path.encode())
 
     def serve(self) -> None:
         with selectors.DefaultSelector() as selector:

@@ -47,6 +47,7 @@ class LoginNode:
             (place / name).write_text(text)
             (place / name).chmod(0o755)
         kept = {name: text for name, text in os.environ.items() if not name.startswith(("SLURM", "HPCRAY", "RAY_"))}
+        self.place = place  # also the working directory: `-c` would find the package of a checkout there
         self.environ = {**kept, "PATH": f"{place}:{kept['PATH']}", "HPCRAY_TMPDIR": str(place)}
 
     def start(self, *words: str, **environ: str) -> subprocess.Popen[str]:
@@ -54,7 +55,7 @@ class LoginNode:
         line = [sys.executable, "-c", program + "from hpcray.cli.__main__ import main; main()"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [*line, *words], env={**self.environ, **environ}, text=True, stdin=subprocess.DEVNULL, stdout=pipe,
+            [*line, *words], env={**self.environ, **environ}, cwd=self.place, text=True, stdin=subprocess.DEVNULL, stdout=pipe,
             stderr=pipe, start_new_session=True,
         )  # fmt: skip
 

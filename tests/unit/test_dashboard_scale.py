@@ -76,7 +76,7 @@ class FakeGcs:
                 for one in range(WORKERS)
             ]  # fmt: skip
             if what == "node":
-                answers[proc] = {"proc": proc, "pid": 1, "template": 2, "processes": rows, "ended": []}
+                answers[proc] = {"proc": proc, "pid": 1, "template": 2, "processes": rows, "ended": [], "preloaded": {}}
             elif what == "events":
                 ended = [(b"t", "f", at / 100, 9_000, False) for at in range(1, 1000)]
                 answers[proc] = {

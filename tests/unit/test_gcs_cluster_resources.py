@@ -139,7 +139,9 @@ def test_the_impossible_is_explained_with_numbers() -> None:
     text = view.why_infeasible(Shape((("GPU", UNIT),)), "a task")
     assert "{GPU: 1}" in text and "nodes 0, 1 (host0, host1): {CPU: 4, memory: 2.0 GiB}" in text
     assert "node 2 (host2): {CPU: 8, memory: 2.0 GiB}" in text and "hint:" in text
-    assert show({"node:10.0.0.1": UNIT, "CPU": UNIT // 2}) == "{CPU: 0.5}"
+    assert show({"node:10.0.0.1": UNIT, "CPU": UNIT // 2}) == "{CPU: 0.5, node:10.0.0.1: 1}", (
+        "a request names what no node has"
+    )
 
 
 def test_nodes_with_gpus_are_left_to_those_who_ask_for_gpus() -> None:

@@ -44,5 +44,6 @@ class PyHpcray(PythonPackage):
     depends_on("py-textual@1.0:", type="run", when="+observe")
     depends_on("py-tqdm@4.60:", type="run", when="+observe")
     depends_on("py-uvicorn@0.23:", type="run", when="+observe")
+    depends_on("py-wsproto@1.2:", type="run", when="+observe")
 
     import_modules = ["hpcray", "hpcray.cli", "hpcray.compat", "hpcray.launch"]
