@@ -55,8 +55,8 @@ class LoginNode:
         line = [sys.executable, "-c", program + "from hpcray.cli.__main__ import main; main()"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
-            [*line, *words], env={**self.environ, **environ}, cwd=self.place, text=True, stdin=subprocess.DEVNULL, stdout=pipe,
-            stderr=pipe, start_new_session=True,
+            [*line, *words], env={**self.environ, **environ}, cwd=self.place, text=True,
+            stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True,
         )  # fmt: skip
 
     def run(self, *words: str, **environ: str) -> tuple[int, str, str]:
