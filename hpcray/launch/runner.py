@@ -84,6 +84,11 @@ class _ForkedLauncher:
             os.kill(self.pid, number)
 
 
+_HOST_OPTIONS = frozenset({"--host", "-host", "-H", "--hostfile", "-hostfile", "--machinefile", "-machinefile"})
+_OF_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE", "FLUX_JOB_ID")
+"""Variables of batch systems whose hosts mpirun takes."""
+
+
 class _LauncherRun:
     """One run of the launcher. `offer` None: the launcher forwards output and signals in its own way."""
 
@@ -125,8 +130,10 @@ class _LauncherRun:
         )
 
     def _settings(self, line: Sequence[str]) -> dict[str, str]:
-        """The variables that have an mpirun and its daemons make their files in a private directory."""
-        if os.path.basename(line[0]) not in _OPEN_MPI_LAUNCHERS or not mpirun_settings("", os.environ):
+        """The variables that have an mpirun make its files in a private directory. Where it starts daemons on other
+        hosts there are none: these have no such directory."""
+        elsewhere = any(word in _HOST_OPTIONS for word in line) or any(name in os.environ for name in _OF_ALLOCATIONS)
+        if elsewhere or os.path.basename(line[0]) not in _OPEN_MPI_LAUNCHERS or not mpirun_settings("", os.environ):
             return {}
         try:
             self._files = MpiDirectory.create()

@@ -36,6 +36,7 @@ from hpcray.platform import environment_reads
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
+from hpcray.platform.mpi_directory import remove_abandoned
 from hpcray.platform.numa_binding import bind_worker, limit_loaded_libraries_to_one_thread
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_control import become_subreaper, die_with_parent, set_process_name
@@ -270,6 +271,7 @@ class _ForkServer:
         remove_session_directory(self._session_dir)
         if self._launcher_directory is not None:
             self._launcher_directory.remove_if_abandoned()
+        remove_abandoned()  # of MPI's memory in a raylet that MPI itself has ended
 
     def _await_reparenting(self) -> None:
         """Wait until the driver of a dead raylet has another parent: the kernel closes the descriptors first."""
