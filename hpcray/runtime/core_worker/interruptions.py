@@ -5,9 +5,8 @@ Both may use hpcray. While their thread holds the engine's lock, a table may be 
 for anything. So they come a moment later, when the lock is free:
 
 - A handler in Python that interrupts such code is not called; its signal is raised again when the lock is free. Nor,
-  for a while, where other code of ours is at work that does not sleep: a handler may raise an exception.
-  `signal.signal` puts a `SignalHandler` in the place of each
-  handler for that; `signal.getsignal` returns the user's own.
+  for a while, where other code of ours is at work that does not sleep: a handler may raise an exception. For that,
+  `signal.signal` puts a `SignalHandler` in the place of each handler; `signal.getsignal` returns the user's own.
 - A collection that Python begins there finds no garbage: all that it looks at is referred to meanwhile. It is made up
   for as soon as the lock is free.
 
