@@ -170,7 +170,7 @@ def end_interruptions() -> None:
 
 
 _HELD_AT_FORK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_masks: dict[int, set[signal.Signals]] = {}
+_masks: dict[int, set[Any]] = {}
 """What each thread that forks had blocked before, by its identifier."""
 
 
