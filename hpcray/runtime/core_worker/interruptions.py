@@ -171,7 +171,7 @@ def end_interruptions() -> None:
 
 _HELD_AT_FORK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _masks: dict[int, set[Any]] = {}
-"""What each thread that forks had blocked before, by its identifier."""
+"""By the identifier of a thread that forks: the signals that it had blocked before."""
 
 
 def _hold_signals() -> None:
