@@ -329,7 +329,7 @@ class ActorSubmitter:
             self._enqueue(client, task)
 
     def suspect(self, proc: bytes) -> None:
-        """A value that had stayed in `proc` is lost: the process may have ended, although nobody has told us yet."""
+        """A value that had stayed in `proc` is lost: the process may be dead, although no report of that has come yet."""
         client = self._by_worker.get(proc)
         if client is not None:
             client.suspect = proc
@@ -494,7 +494,7 @@ class ActorClient:
     killed: its worker, after we have had it killed and until we hear what becomes of it; calls wait meanwhile.
     max_restarts: 0 also where the actor is not ours. detached: whether handles to it are not counted.
     where: of a dead one, where it ran, and its name.
-    suspect: the worker of whose end others have noticed something, before we were told of it.
+    suspect: a worker from which another process got no value: it may be dead, which has not been reported yet.
     """
 
     __slots__ = (
