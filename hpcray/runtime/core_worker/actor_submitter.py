@@ -329,7 +329,7 @@ class ActorSubmitter:
             self._enqueue(client, task)
 
     def suspect(self, proc: bytes) -> None:
-        """A value that had stayed in `proc` is lost: the process may be dead, although no report of that has come yet."""
+        """A value that had stayed in `proc` is lost: the process may be dead, which is not reported yet."""
         client = self._by_worker.get(proc)
         if client is not None:
             client.suspect = proc
