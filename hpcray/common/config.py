@@ -165,6 +165,9 @@ class Config:
         spread_threshold: share of a node's resources up to which tasks stay where they are submitted, and the head
             packs tasks and actors there; then it takes the least used node. (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
+        topology: a file that says which nodes share a switch or a block, in the form of Slurm's topology.conf or
+            topology.yaml; "": what the batch system says (`docs/how-to/topology.md`).
+        rack_pattern: a regular expression that finds the rack in the name of a host, such as `(r[0-9]+)`; "": none.
         max_workers: maximum number of workers of one node; 0: what `ulimit -u` and memory allow.
         extensions: extensions of programs, as `name=module:Class`, separated by commas (docs/how-to/extensions.md).
         preload: modules, separated by commas, that are imported once per node, before workers are forked.
@@ -249,6 +252,8 @@ class Config:
     locality_wait: Seconds = 1.0
     spread_threshold: Share = 0.5
     labels: str = ""
+    topology: str = ""
+    rack_pattern: str = ""
     max_workers: Count = 0
     extensions: str = ""
     preload: str = ""

@@ -18,6 +18,11 @@ PREFIX = "labels:"
 NODE_ID, ACCELERATOR = "ray.io/node-id", "ray.io/accelerator-type"
 TIME_LEFT = "hpcray.io/time-left"
 """Label by which the head knows how long a node stays; nodes do not show it."""
+PLACE_LABELS = ("hpcray.io/switch-path", "hpcray.io/block", "hpcray.io/rack")
+"""Labels that say where in the network a node is, the most exact one first: the names of switches from the top of the
+network down, joined by dots, or one name."""
+Place = tuple[str, ...]
+"""The place of a node in the network. Nodes are the nearer to each other, the longer the part is with which both begin."""
 TPU_POD_TYPE = "ray.io/tpu-pod-type"
 _VARIABLES = {
     "RAY_NODE_TYPE_NAME": "ray.io/node-group",
@@ -102,6 +107,22 @@ def labels_of_environment(environ: Mapping[str, str]) -> dict[str, str]:
     if label := labels.get(TPU_POD_TYPE):
         labels[ACCELERATOR] = "TPU-" + label.partition("-")[0].upper()
     return labels
+
+
+def place_of(labels: Mapping[str, str]) -> Place:
+    """Return the place of a node with these labels; () where none of `PLACE_LABELS` says it."""
+    text = next((labels[label] for label in PLACE_LABELS if labels.get(label)), "")
+    return tuple(text.split(".")) if text else ()
+
+
+def nearness(one: Place, other: Place) -> int:
+    """Return how many switches two places have in common, from the top of the network down."""
+    common = 0
+    for mine, theirs in zip(one, other):
+        if mine != theirs:
+            break
+        common += 1
+    return common
 
 
 def labels_text(labels: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import msgspec
@@ -69,8 +69,20 @@ def run_node(
     except BaseException:
         node.abandon()
         raise
-    features = NodeFeatures(autoscaling=AutoscalerRunner, diagnostics=RayletIntrospection)
+    features = NodeFeatures(autoscaling=AutoscalerRunner, diagnostics=RayletIntrospection, labels=_find_labels)
     return serve(node, opened, ready, life, features, report_code)
+
+
+def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str]) -> dict[str, str]:
+    environ = os.environ
+    known = "SLURM_JOB_ID" in environ and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN") != "node"
+    if not (known or gpus or ranks_here > 1 or config.topology or config.rack_pattern):
+        return {}  # without an import
+    from hpcray.topology.node_labels import node_labels
+
+    return node_labels(
+        environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus
+    )
 
 
 def _read_launch(options: NodeOptions) -> Launch:

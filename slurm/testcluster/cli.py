@@ -1,8 +1,10 @@
 """`python slurm/testcluster COMMAND …`: a Slurm of several nodes on this machine.
 
     up [NODES] [--gpus K] [--share DIR[:PATH]] [--accounting] [--binding] [--owner PID]
+       [--topology s1=n1-n2,s2=n3-n4 [--uplink 1gbit]]
     on [USER@]HOST COMMAND …       ctl is the login host, n1, n2, … are the nodes; users: root, ada, bob
     crash HOST [--silent] | boot HOST | cut HOST | heal HOST | rate HOST 100mbit|off
+    traffic                        bytes that have crossed the link of each switch, both ways
     list | down | down --all
 
 `--name` chooses one of several clusters.
@@ -41,6 +43,8 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--share", action="append", default=[], metavar="DIR[:PATH]", help="a directory that all hosts see")
     up.add_argument("--accounting", action="store_true", help="run slurmdbd, so that sacct works")
     up.add_argument("--binding", action="store_true", help="bind tasks to cores; a node has this machine's CPUs")
+    up.add_argument("--topology", default="", metavar="s1=n1-n2,s2=n3-n4", help="leaf switches, told to Slurm")
+    up.add_argument("--uplink", default="1gbit", metavar="RATE", help="of the links between switches (default: 1gbit)")
     up.add_argument("--owner", type=int, default=0, metavar="PID", help="end with this process")
     on = commands.add_parser("on", help="run a command on a host")
     on.add_argument("host", metavar="[user@]host", help="user: root (default), ada or bob")
@@ -53,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "rate":
             one.add_argument("rate", help="100mbit, 1gbit, …, or off")
     commands.add_parser("list", help="clusters that are up")
+    commands.add_parser("traffic", help="bytes that have crossed the link of each switch")
     down = commands.add_parser("down", help="end a cluster")
     down.add_argument("--all", action="store_true", help="all of them, and what killed ones have left")
     return parser
@@ -69,7 +74,10 @@ def _do(given: argparse.Namespace) -> int:
         return 0
     if given.command == "up":
         shared = [(source, target or source) for source, _, target in (item.partition(":") for item in given.share)]
-        cluster = Cluster.up(given.name, given.nodes, given.gpus, shared, given.accounting, given.binding, given.owner)
+        cluster = Cluster.up(
+            given.name, given.nodes, given.gpus, shared, given.accounting, given.binding, given.owner,
+            topology=given.topology, uplink=given.uplink,
+        )  # fmt: skip
         print(f"{cluster.plan.nodes} nodes are idle; state and logs: {cluster.directory}")
         return 0
     cluster = Cluster.find(given.name)
@@ -82,6 +90,8 @@ def _do(given: argparse.Namespace) -> int:
         cluster.boot(given.host)
     elif given.command == "rate":
         cluster.rate(given.host, given.rate)
+    elif given.command == "traffic":
+        print("\n".join(f"{switch} {crossed}" for switch, crossed in cluster.traffic().items()))
     elif given.command == "down":
         cluster.down()
     else:

@@ -80,6 +80,8 @@ class Cluster:
         accounting: bool = False,
         binding: bool = False,
         owner: int = 0,
+        topology: str = "",
+        uplink: str = "1gbit",
     ) -> Cluster:
         """Boot a cluster; returns when all nodes are idle.
 
@@ -91,6 +93,8 @@ class Cluster:
             accounting: run slurmdbd.
             binding: let Slurm bind tasks to cores.
             owner: pid of a process with whose end the cluster ends; 0 for none.
+            topology: leaf switches, as `s1=n1-n2,s2=n3-n4`; "": one switch.
+            uplink: bandwidth of the link between the first switch, at which the login host is, and each other one.
 
         Raises:
             ClusterError: it cannot run here, one of this name is up, or it does not come up; nothing is left then.
@@ -102,7 +106,11 @@ class Cluster:
         for source, target in shared:
             if not os.path.isdir(source) or not os.path.isabs(target):
                 raise ClusterError(f"shared {source} at {target}: a directory and an absolute path are needed")
-        plan = Plan(name, str(BASE / name), nodes, gpus, tuple(shared), accounting, binding)
+        try:
+            switches = conf.read_switches(topology, nodes)
+        except ValueError as error:
+            raise ClusterError(str(error)) from None
+        plan = Plan(name, str(BASE / name), nodes, gpus, tuple(shared), accounting, binding, switches, uplink)
         lock = acquire(name)
         if lock is None:
             raise ClusterError(f"cluster {name!r} is up already; hint: `--name {name} down`, or another --name")
@@ -110,6 +118,7 @@ class Cluster:
         try:
             cluster._write_files()
             cluster._start_keeper(lock, owner)
+            cluster._link_switches()
         except BaseException:
             remove_tree(cluster.directory)
             lock_file(name).unlink(missing_ok=True)
@@ -136,6 +145,7 @@ class Cluster:
             raise ClusterError(f"no cluster {name!r} is up; there are: {', '.join(running()) or 'none'}; hint: up")
         told = json.loads((BASE / name / "cluster.json").read_text())
         told["shared"] = tuple(tuple(pair) for pair in told["shared"])
+        told["switches"] = tuple((name, tuple(nodes)) for name, nodes in told["switches"])
         return cls(Plan(**told))
 
     def down(self) -> None:
@@ -221,6 +231,13 @@ class Cluster:
             if rate != "off":
                 _run([*tc, "add", "dev", device, "root", "tbf", "rate", rate, "burst", "1mb", "latency", "50ms"])
 
+    def traffic(self) -> dict[str, int]:
+        """Bytes that have crossed the link of each switch but the first, both ways, since the cluster came up."""
+        counters = _run([*self._in_switch(), "cat", "/proc/net/dev"])
+        rows = {line.split(":")[0].strip(): line.split(":")[1].split() for line in counters.splitlines() if ":" in line}
+        links = ((name, rows[f"up{number}"]) for number, (name, _) in enumerate(self.plan.switches) if number)
+        return {name: int(row[0]) + int(row[8]) for name, row in links}
+
     def is_up(self, host: str) -> bool:
         """Whether the host runs."""
         with contextlib.suppress(ClusterError):
@@ -304,6 +321,8 @@ class Cluster:
         os.close(key)
         slurm = top / "etc" / "slurm"
         (slurm / "slurm.conf").write_text(conf.slurm_conf(plan))
+        if plan.switches:
+            (slurm / "topology.conf").write_text(conf.topology_conf(plan))
         (slurm / "gres.conf").write_text(conf.gres_conf(plan))
         (slurm / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # unused; v1 starts without systemd and dbus
         if plan.accounting:
@@ -369,11 +388,27 @@ class Cluster:
         port = _port(host)
         with contextlib.suppress(ClusterError):
             self._ip(f"link del {port}")  # of an earlier life of the host
-        self._ip(f"link add {port} type veth peer name eth0 netns {pid}", f"link set {port} master br0 up")
+        bridge = f"br{self.plan.bridge_of(host)}"
+        self._ip(f"link add {port} type veth peer name eth0 netns {pid}", f"link set {port} master {bridge} up")
+
+    def _link_switches(self) -> None:
+        """Make the bridges of further switches, each with a link of limited bandwidth to the first one."""
+        for number in range(1, len(self.plan.switches)):
+            up, down, bridge = f"up{number}", f"down{number}", f"br{number}"
+            self._ip(
+                f"link add {bridge} type bridge", f"link set {bridge} up", f"link add {up} type veth peer name {down}",
+                f"link set {up} master br0 up", f"link set {down} master {bridge} up",
+            )  # fmt: skip
+            for device in (up, down):
+                limit = ["rate", self.plan.uplink, "burst", "1mb", "latency", "50ms"]
+                _run([*self._in_switch(), "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit])
+
+    def _in_switch(self) -> list[str]:
+        return ["nsenter", "-t", str(self.pid_of("keeper")), "--net"]
 
     def _ip(self, *lines: str) -> None:
         """Run `ip` commands in the switch."""
-        _run(["nsenter", "-t", str(self.pid_of("keeper")), "--net", "ip", "-batch", "-"], "\n".join([*lines, ""]))
+        _run([*self._in_switch(), "ip", "-batch", "-"], "\n".join([*lines, ""]))
 
 
 _UNSHARE_CHILD = ("--fork", "--kill-child")
@@ -392,7 +427,8 @@ def _port(host: str) -> str:
     return f"v-{host}"
 
 
-def _run(command: Sequence[str], told: str = "") -> None:
+def _run(command: Sequence[str], told: str = "") -> str:
     done = subprocess.run(command, input=told, capture_output=True, text=True)
     if done.returncode:
         raise ClusterError(f"{' '.join(command)}: {done.stderr.strip()} {told}")
+    return done.stdout

@@ -15,6 +15,8 @@ USERS = {"ada": 6001, "bob": 6002}
 
 SUBNET = "10.99.0"
 LOGIN_ADDRESS = f"{SUBNET}.254"
+TOP = "s0"
+"""The switch above all others, of a cluster with a topology."""
 CPUS = 4
 MEMORY_MB = 8000
 
@@ -54,6 +56,7 @@ JobRequeue=1
 JobCompType=jobcomp/filetxt
 JobCompLoc={directory}/log/completed
 {accounting}
+{topology}
 GresTypes=gpu
 NodeName=n[1-{nodes}] NodeAddr={subnet}.[1-{nodes}] CPUs={cpus} RealMemory={memory} Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
@@ -93,6 +96,8 @@ class Plan:
             host's own, so what lies there has to be named, and what lies under a closed directory such as /root too.
         accounting: whether slurmdbd runs, so that sacct works.
         binding: whether Slurm binds tasks to cores, as most sites have it. A node then has the machine's CPUs, not 4.
+        switches: (name, nodes) of each leaf switch; () for one switch that Slurm is told nothing about.
+        uplink: bandwidth of the link between two switches, as tc has it.
     """
 
     name: str
@@ -102,6 +107,8 @@ class Plan:
     shared: tuple[tuple[str, str], ...] = field(default=())
     accounting: bool = False
     binding: bool = False
+    switches: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    uplink: str = "1gbit"
 
     def as_dict(self) -> dict[str, object]:
         """For cluster.json."""
@@ -111,6 +118,31 @@ class Plan:
     def hosts(self) -> list[str]:
         """All hosts: the login host first."""
         return [LOGIN, *(f"n{i + 1}" for i in range(self.nodes))]
+
+    def bridge_of(self, host: str) -> int:
+        """Number of the switch that a host is plugged into; the login host is at the first one."""
+        return next((number for number, (_, nodes) in enumerate(self.switches) if host in nodes), 0)
+
+
+def read_switches(text: str, nodes: int) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Read `s1=n1-n2,s2=n3-n4,n6`: the nodes of each switch, as ranges or one by one.
+
+    Raises:
+        ValueError: it has another form, or a node is at no switch, or at two.
+    """
+    found: dict[str, list[str]] = {}
+    name = ""
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        before, equals, span = word.rpartition("=")
+        name = before if equals else name
+        first, _, last = span.partition("-")
+        if not name or not first[1:].isdigit() or not (last or first)[1:].isdigit() or name == TOP:
+            raise ValueError(f"--topology {text!r}: {word!r} is not like s1=n1-n2 (and not {TOP}, the top)")
+        found.setdefault(name, []).extend(f"n{i}" for i in range(int(first[1:]), int((last or first)[1:]) + 1))
+    every = sorted(node for some in found.values() for node in some)
+    if found and every != sorted(f"n{i + 1}" for i in range(nodes)):
+        raise ValueError(f"--topology {text!r}: each of n1 to n{nodes} has to be at one switch")
+    return tuple((switch, tuple(some)) for switch, some in found.items())
 
 
 def address_of(host: str) -> str:
@@ -134,7 +166,14 @@ def slurm_conf(plan: Plan) -> str:
         cpus=cpus,
         memory=MEMORY_MB,
         memory_per_cpu=MEMORY_MB // cpus,
+        topology="TopologyPlugin=topology/tree" if plan.switches else "",
     )
+
+
+def topology_conf(plan: Plan) -> str:
+    """topology.conf: the leaf switches, and one above them, without which no job could span two."""
+    lines = [f"SwitchName={name} Nodes={','.join(nodes)}" for name, nodes in plan.switches]
+    return "\n".join([*lines, f"SwitchName={TOP} Switches={','.join(name for name, _ in plan.switches)}", ""])
 
 
 def gres_conf(plan: Plan) -> str:

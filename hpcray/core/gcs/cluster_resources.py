@@ -13,11 +13,13 @@ from hpcray.common.labels import (
     NODE_ID,
     PREFIX,
     TIME_LEFT,
+    Place,
     fails_when_busy,
     from_strategy,
     names_nodes,
     near_node,
     node_affinity,
+    place_of,
     show_strategy,
     tier,
     time_left_label,
@@ -309,6 +311,7 @@ class ClusterResources:
         nodes: by index.
         dead: reasons by node, in the order of the deaths.
         node_types: of the nodes that may come.
+        places: in the network, of those nodes whose labels say it.
     """
 
     def __init__(self, spread_threshold: float = 0.5, node_types: NodeTypeTable | None = None) -> None:
@@ -316,6 +319,7 @@ class ClusterResources:
         self._spread_threshold = spread_threshold
         self.nodes: dict[int, NodeResources] = {}
         self.dead: dict[int, str] = {}
+        self.places: dict[int, Place] = {}
         self._draining: set[int] = set()
         self._feasible: dict[Shape, list[int]] = {}
         self._of_group: dict[str, list[Shape]] = {}
@@ -330,8 +334,14 @@ class ClusterResources:
         nodes = list(nodes)
         for info in nodes:
             self.nodes[info.index] = NodeResources(info, dict(info.total))
+            if place := place_of(info.labels):
+                self.places[info.index] = place
         self.node_types.nodes_joined(nodes)
         self._forget_all()
+
+    def has_places(self) -> bool:
+        """Whether the nodes are known to be in different places of the network."""
+        return len(self.places) > 1 and len(set(self.places.values())) > 1
 
     def restore_nodes(self, nodes: Iterable[NodeInfo], dead: Mapping[int, str]) -> None:
         """Take in what another head knew of the nodes."""
@@ -341,6 +351,7 @@ class ClusterResources:
     def node_died(self, node: int, reason: str) -> None:
         """A node died."""
         self.nodes.pop(node, None)
+        self.places.pop(node, None)
         for there in self._names.values():
             there.pop(node, None)
         self._groups_at.pop(node, None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
-from hpcray.common.labels import from_strategy, tier
+from hpcray.common.labels import Place, from_strategy, tier
 from hpcray.common.resources import Resources, add, fits, subtract
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.protocol.messages import GroupSpec, Shape
@@ -31,6 +31,93 @@ def plan_bundles(
     return planner(bundles, free, used)
 
 
+def near_domains(
+    bundles: Bundles, strategy: str, free: Mapping[int, Resources], used: Mapping[int, int], places: Mapping[int, Place]
+) -> list[list[int]]:
+    """Return sets of nodes that may hold the bundles, behind as few leaf switches as possible; the best set first.
+
+    Sets behind equally few leaves are ranked by how deep in the network they have a switch in common, and then by the
+    room that they leave, so that larger groups find whole switches later. The number of leaves is the least possible
+    where all bundles are alike; else room is estimated, and further leaves follow in the next set.
+
+    Args:
+        bundles, strategy, free, used: as `plan_bundles` takes them.
+        places: of the nodes; those without a place count as one leaf.
+    """
+    one_each = strategy in (SPREAD, STRICT_SPREAD)
+    shares = _shares(bundles, free, one_each)
+    if strategy == STRICT_SPREAD:
+        shares = {node: share for node, share in shares.items() if node not in used}
+    leaves: dict[Place, list[int]] = {}
+    room: dict[Place, float] = {}
+    for node, share in shares.items():
+        place = places.get(node, ())
+        leaves.setdefault(place, []).append(node)
+        room[place] = room.get(place, 0.0) + share
+    own = {places.get(node, ()) for node in used} & leaves.keys()
+    ranked = sorted(room, key=lambda place: (place not in own, -room[place], place))
+    below: dict[Place, list[Place]] = {}
+    for place in ranked:
+        for depth in range(len(place) + 1):
+            below.setdefault(place[:depth], []).append(place)
+    found = []
+    for switch, candidates in below.items():
+        chosen = _fewest(candidates, room, own)
+        if chosen:
+            new = sum(place not in own for place in chosen)
+            spare = sum(room[place] for place in chosen)
+            found.append((new, -len(switch), spare, chosen))
+    if not found:
+        return []
+    best = min(found)[3]
+    rest = [place for place in ranked if place not in best]
+    more = [*best, *rest[: len(best)]]
+    sets = [best, more, ranked]
+    return [
+        [node for place in some for node in leaves[place]] for i, some in enumerate(sets) if some not in sets[:i]
+    ]
+
+
+def _shares(bundles: Bundles, free: Mapping[int, Resources], one_each: bool) -> dict[int, float]:
+    """For each node with room, the part of all bundles that it can take."""
+    kinds = {tuple(sorted(amounts.items())): amounts for amounts in bundles.values()}
+    if len(kinds) == 1:
+        (amounts,) = kinds.values()
+        part = 1 / len(bundles)
+        counts = {node: _count(amounts, have, len(bundles)) for node, have in free.items()}
+        return {node: part * (1 if one_each else count) for node, count in counts.items() if count}
+    need: Resources = {}
+    for amounts in bundles.values():
+        add(need, amounts)
+    if one_each:
+        some = list(kinds.values())
+        part = 1 / len(bundles)
+        return {node: part for node, have in free.items() if any(fits(amounts, have) for amounts in some)}
+    shares = {node: min(1.0, _least(have, need)) for node, have in free.items()}
+    return {node: share for node, share in shares.items() if share > 0}
+
+
+def _count(amounts: Resources, free: Resources, most: int) -> int:
+    """How often the amounts fit, at most `most` times."""
+    return min((free.get(name, 0) // units for name, units in amounts.items() if units), default=most)
+
+
+def _fewest(candidates: Sequence[Place], room: Mapping[Place, float], own: Collection[Place]) -> list[Place]:
+    """The fewest of these leaves, sorted by room, that have room for everything; [] where all have too little."""
+    chosen: list[Place] = []
+    left = 1.0 - _TINY
+    for number, place in enumerate(candidates):
+        if room[place] >= left and place not in own:
+            # The last one: the smallest that is large enough.
+            chosen.append(min((p for p in candidates[number:] if room[p] >= left), key=lambda p: (room[p], p)))
+            return chosen
+        chosen.append(place)
+        left -= room[place]
+        if left <= 0:
+            return chosen
+    return []
+
+
 def _strict_pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
     """All on one node: that which has the least left besides, so that others stay whole."""
     need: Resources = {}
@@ -45,6 +132,8 @@ def _strict_pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[
 
 def _pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
     """On few nodes: again and again the node that takes most of what is left, first of those the group is on."""
+    if _alike(bundles):
+        return _pack_alike(bundles, free, used)
     left, planned = _large_first(bundles), Plan()
     open_nodes = dict(free)
     while left:
@@ -62,6 +151,32 @@ def _pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, in
         left = [index for index in left if index not in planned]
         del open_nodes[best_node]
     return planned
+
+
+def _alike(bundles: Bundles) -> bool:
+    amounts = iter(bundles.values())
+    first = next(amounts, None)
+    return all(other == first for other in amounts)
+
+
+def _pack_alike(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
+    """`_pack` for bundles that are all alike, for which the nodes need to be looked at only once."""
+    left, planned = sorted(bundles), Plan()
+    if not left:
+        return planned
+    amounts = bundles[left[0]]
+    order = sorted(free, key=lambda node: (-used.get(node, 0), node))
+    rank = {node: place for place, node in enumerate(order)}
+    counts = {node: _count(amounts, free[node], len(left)) for node in order}
+    for node in sorted(order, key=lambda node: (-counts[node], rank[node])):
+        if counts[node] == 0:
+            return None
+        if counts[node] >= len(left):  # the last one: the first in order of all that can take the rest
+            node = next(one for one in order if counts[one] >= len(left) and one not in planned.values())
+            return planned | dict.fromkeys(left, node)
+        planned |= dict.fromkeys(left[: counts[node]], node)
+        left = left[counts[node] :]
+    return None
 
 
 def _spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
@@ -88,6 +203,11 @@ def _strict_spread(bundles: Bundles, free: Mapping[int, Resources], used: Mappin
     nodes = [node for node in free if node not in used]
     if len(bundles) > len(nodes):
         return None
+    if _alike(bundles):
+        amounts = next(iter(bundles.values()), {})
+        fitting = [node for node in nodes if fits(amounts, free[node])]
+        fitting.sort(key=lambda node: (-_least(free[node], amounts), node))
+        return dict(zip(sorted(bundles), fitting)) if len(fitting) >= len(bundles) else None
     holds: dict[int, int] = {}
     for index in _large_first(bundles):
         fitting = [node for node in nodes if fits(bundles[index], free[node])]
@@ -170,6 +290,8 @@ BUNDLE_KINDS = 8
 """Different bundles of a group for which good nodes are sought in a large cluster."""
 _MARK = "label of bundle "
 _PLENTY = 1 << 60
+_TINY = 1e-9
+"""Shares of the bundles are sums of fractions."""
 
 
 class _PlaceableGroup(Protocol):
@@ -207,14 +329,15 @@ class PlacementGroupScheduler:
             found = self._plan(group.spec, bundles, first, used)
             if found is not None and not group.avoid & first.keys():
                 return found
-        if len(nodes) > SMALL_CLUSTER:
+        near = len(bundles) > 1 and self._resources.has_places()
+        if len(nodes) > SMALL_CLUSTER and not near:
             good = [n for n in self._good(group.spec, bundles, used) if n not in group.avoid]
             found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
             if found is not None:
                 return found
         avoid = group.avoid
         free = {n: state.available for n, state in nodes.items() if n not in avoid}
-        found = self._plan(group.spec, bundles, free, used)
+        found = self._plan(group.spec, bundles, free, used, near)
         if found is None and not group.avoid:
             self._failures.add(_kind(group, bundles, used))
         return found
@@ -238,10 +361,20 @@ class PlacementGroupScheduler:
         )
 
     def _plan(
-        self, spec: GroupSpec, bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]
+        self,
+        spec: GroupSpec,
+        bundles: Bundles,
+        free: Mapping[int, Resources],
+        used: Mapping[int, int],
+        near: bool = False,
     ) -> Plan | None:
         if any(spec.selectors):
             bundles, free = self._with_labels(spec.selectors, bundles, free)
+        if near and not spec.same and spec.strategy != STRICT_PACK:
+            for domain in near_domains(bundles, spec.strategy, free, used, self._resources.places):
+                found = plan_bundles(bundles, spec.strategy, {node: free[node] for node in domain}, used)
+                if found is not None:
+                    return found
         if not spec.same:
             return plan_bundles(bundles, spec.strategy, free, used)
         plans = (

@@ -250,7 +250,7 @@ class _NodeServer:
         self._features = features
         self._rank, size = place.rank, place.size
         self._driver_rank = place.driver_rank
-        info = _describe_node(node, place, data)
+        info = _describe_node(node, place, data, features)
         self._context = NodeContext(info, size, node.session.path, config, self._driver_rank, node.arena.reserve)
         self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
         self._loop = EventLoop(self._router, self._listener, control, data, config.spin)
@@ -409,8 +409,11 @@ def _first_node_manager(node: PreparedNode, place: _Place, now: float) -> NodeMa
     return NodeManager(place.size, session, node.config, now, run=node.run, driver_rank=place.driver_rank)
 
 
-def _describe_node(node: PreparedNode, place: _Place, data: DataPlane | None) -> NodeInfo:
+def _describe_node(
+    node: PreparedNode, place: _Place, data: DataPlane | None, features: NodeFeatures
+) -> NodeInfo:
     address, config, rank = node_ip_address(), node.config, place.rank
+    found = features.labels(config, max(1, node.launch.here), node.gpus)
     return NodeInfo(
         index=rank,
         node_id=node.options.node_id or os.urandom(NODE_ID_BYTES).hex(),
@@ -430,7 +433,7 @@ def _describe_node(node: PreparedNode, place: _Place, data: DataPlane | None) ->
         data_address=data.address() if data is not None else b"",
         data_plane=data.name if data is not None else "",
         arena_size=node.arena.size,
-        labels={**labels_of_environment(os.environ), **parse_labels(config.labels)},
+        labels={**found, **labels_of_environment(os.environ), **parse_labels(config.labels)},
         session_dir=node.session.path if config.same_host else "",
         name=node.options.node_name,
         joined=node.token is not None,

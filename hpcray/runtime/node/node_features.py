@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from hpcray.common.config import Config
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
@@ -75,7 +76,10 @@ class NodeFeatures:
 
     Attributes:
         autoscaling: further nodes. diagnostics: answers about the raylet; it records the cores if the job wants that.
+        labels: those that a node finds out about itself, from its settings, the count of nodes on its host, and the
+            ids of its GPUs.
     """
 
     autoscaling: MakeAutoscaling
     diagnostics: Callable[[NodeParts], RayletDiagnostics]
+    labels: Callable[[Config, int, Sequence[str]], dict[str, str]]
