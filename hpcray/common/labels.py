@@ -23,6 +23,7 @@ PLACE_LABELS = ("hpcray.io/switch-path", "hpcray.io/block", "hpcray.io/rack")
 network down, joined by dots, or one name."""
 Place = tuple[str, ...]
 """The place of a node in the network. Nodes are the nearer to each other, the longer the part is with which both begin."""
+NO_PLACES: Mapping[int, Place] = {}
 TPU_POD_TYPE = "ray.io/tpu-pod-type"
 _VARIABLES = {
     "RAY_NODE_TYPE_NAME": "ray.io/node-group",

@@ -92,7 +92,7 @@ _INPUTS: dict[str, _Parts] = {
         "": (
             ObjectStore,
             "handle receive_ended send_ended spill_write_ended spill_read_ended disk_stalled process_died node_died "
-            "tick",
+            "nodes_placed tick",
         )
     },
     "owner": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpcray.common.ids import node_of, owner_of, raylet_of
+from hpcray.common.labels import Place
 from hpcray.core.effects import Effect, Piece, ReadSpill, Send
 from hpcray.core.object_store.allocator import (
     Allocator,
@@ -42,6 +43,7 @@ class ObjectLifecycle:
     Attributes:
         objects: all objects of the store.
         dead_procs, dead_nodes: whose messages and objects no longer count.
+        places: of the nodes in the network, where they are known.
         created, freed, failed: counters.
         blocks, eviction, queue, clients, spills, overflow, pulls, pushes, spilled_pushes: the parts.
     """
@@ -60,6 +62,7 @@ class ObjectLifecycle:
         self.objects: dict[bytes, StoredObject] = {}
         self.dead_procs: set[bytes] = set()
         self.dead_nodes: set[int] = set()
+        self.places: dict[int, Place] = {}
         self.created = self.freed = self.failed = 0
         self.blocks = Allocator(size)
         self.eviction = LruEvictionPolicy()
@@ -67,8 +70,8 @@ class ObjectLifecycle:
         self.clients = ObjectsByClient()
         self.spills = SpillManager(self.blocks, self.queue, self.eviction, self.clients, spill_threshold)
         self.overflow = OverflowFile(overflow)
-        self.pushes = PushManager(self.dead_nodes, min(MIN_BROADCAST_BYTES, chunk))
-        self.pulls = PullManager(node, self.pushes, self.dead_nodes, chunk)
+        self.pushes = PushManager(self.dead_nodes, min(MIN_BROADCAST_BYTES, chunk), self.places, node)
+        self.pulls = PullManager(node, self.pushes, self.dead_nodes, chunk, self.places)
         self.spilled_pushes = SpilledObjectPush(range(size, size + slots * chunk, chunk), chunk, self.dead_nodes)
 
     # ------------------------------------------------------------ into the store, and blocks

@@ -15,11 +15,12 @@ whatever happened (a CancelReceive or the death of the other node included): the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from heapq import nlargest
 from typing import Any
 
 from hpcray.common.ids import node_of, number_of, owner_of, raylet_of
+from hpcray.common.labels import place_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.object_store.allocator import Allocator, LruEvictionPolicy
 from hpcray.core.object_store.object_lifecycle import NO_ROOM_TO_RESTORE, ObjectLifecycle
@@ -152,6 +153,12 @@ class ObjectStore:
         for obj in lifecycle.clients.objects_of_owner(proc):
             lifecycle.free_object(obj.id, out)
         return lifecycle.make_room(now, out)
+
+    def nodes_placed(self, labels: Mapping[int, Mapping[str, str]]) -> None:
+        """Take note of where nodes are in the network: of their labels, by node."""
+        for node, given in labels.items():
+            if place := place_of(given):
+                self.lifecycle.places[node] = place
 
     def node_died(self, now: float, node: int, guests: Collection[bytes] = ()) -> list[Effect]:
         """A node is gone: transfers from it are taken up elsewhere, objects owned there are freed when unpinned.

@@ -6,9 +6,11 @@ may be the only one that has the object. Such a pull pauses, longer each time, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from hpcray.common.ids import PROC_BYTES, TASK_BYTES, raylet_of
+from hpcray.common.labels import NO_PLACES, Place, nearness
 from hpcray.core.effects import Effect, Send, StartReceive
 from hpcray.core.object_store.push_manager import PushManager, chunk_count
 from hpcray.core.object_store.stored_object import PullState, StoredObject, StoredObjectState
@@ -143,6 +145,7 @@ class PullManager:
         pushes: the sending side: what has arrived of an object is passed on.
         dead_nodes: nodes that are no sources any more; kept up to date by the store.
         chunk: most bytes of a piece of a large object.
+        places: of the nodes in the network, where they are known; kept up to date by the store.
 
     Attributes:
         admission: which pulls are under way and which wait for their turn.
@@ -151,7 +154,14 @@ class PullManager:
         paused: pulls that wait before they try a node behind a broken link again.
     """
 
-    def __init__(self, node: int, pushes: PushManager, dead_nodes: set[int], chunk: int = CHUNK_BYTES) -> None:
+    def __init__(
+        self,
+        node: int,
+        pushes: PushManager,
+        dead_nodes: set[int],
+        chunk: int = CHUNK_BYTES,
+        places: Mapping[int, Place] = NO_PLACES,
+    ) -> None:
         self.admission = PullAdmission()
         self.completed = self.received_bytes = 0
         self.last_progress = float("-inf")
@@ -160,6 +170,7 @@ class PullManager:
         self._pushes = pushes
         self._dead_nodes = dead_nodes
         self._chunk = chunk
+        self._places = places
         self._tags_used = 0
         self._receiving: dict[int, StoredObject] = {}
         self._attempts: dict[int, StoredObject] = {}
@@ -170,8 +181,14 @@ class PullManager:
         """The object may be pulled from these nodes too."""
         obj.pull = obj.pull or PullState()
         others = [node for node in nodes if node != self._node]
-        obj.pull.add_sources(others, self._start_position(obj.id) if len(others) > 1 else 0)
+        if len(others) > 1:
+            obj.pull.add_sources(others, self._start_position(obj.id), self._nearness if self._places else None)
+        else:
+            obj.pull.add_sources(others, 0)
         return obj.pull
+
+    def _nearness(self, node: int) -> int:
+        return nearness(self._places.get(self._node, ()), self._places.get(node, ()))
 
     def try_next_source(self, now: float, obj: StoredObject, out: list[Effect]) -> tuple[str, str] | None:
         """Try the next source of the object, or pause until a broken link may work again.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpcray.common.ids import raylet_of
+from hpcray.common.labels import NO_PLACES, Place
 from hpcray.core.effects import Effect, Piece, ReadSpill, Send, StartSend
 from hpcray.core.object_store.stored_object import ROOT, BroadcastTree, ChunkedPush, StoredObject, StoredObjectState
 from hpcray.protocol import messages as m
@@ -26,6 +27,8 @@ class PushManager:
 
     Args:
         dead_nodes: nodes that are sent no message any more; kept up to date by the store.
+        places: of the nodes in the network, where they are known; kept up to date by the store.
+        node: index of this node.
         min_broadcast: bytes from which on several readers get an object from each other.
 
     Attributes:
@@ -33,10 +36,17 @@ class PushManager:
         redirected: count of the askers that were sent to a node that relays the object.
     """
 
-    def __init__(self, dead_nodes: Collection[int], min_broadcast: int = MIN_BROADCAST_BYTES) -> None:
+    def __init__(
+        self,
+        dead_nodes: Collection[int],
+        min_broadcast: int = MIN_BROADCAST_BYTES,
+        places: Mapping[int, Place] = NO_PLACES,
+        node: int = ROOT,
+    ) -> None:
         self.completed = self.sent_bytes = 0
         self.redirected = 0
         self._dead_nodes = dead_nodes
+        self._places, self._node = places, node
         self._min_broadcast = min_broadcast
         self._order = 0
         self._pushes: dict[int, ChunkedPush] = {}
@@ -47,9 +57,10 @@ class PushManager:
         parent = ROOT
         if obj.size >= self._min_broadcast and not msg.whole and msg.root < 0:
             if obj.broadcast_tree is None:
-                obj.broadcast_tree = BroadcastTree(chunk_count(obj.size, msg.chunk or obj.size))
+                place = self._places.get(self._node, ())
+                obj.broadcast_tree = BroadcastTree(chunk_count(obj.size, msg.chunk or obj.size), place)
             self._order += 1
-            parent = obj.broadcast_tree.join(node, self._order, self._dead_nodes)
+            parent = obj.broadcast_tree.join(node, self._order, self._dead_nodes, self._places.get(node, ()))
         if parent in (ROOT, node):
             self.start_push(obj, node, msg, out)
             return True

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from heapq import heappop, heappush
 
 from msgspec import Struct
 
+from hpcray.common.labels import Place
 from hpcray.common.ids import node_of, owner_of
 from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import CancelReceive, Effect
@@ -24,6 +26,9 @@ _Place = tuple[int, int, int]  # depth, order, node
 class BroadcastTree:
     """The tree below one root for one object, while many nodes request it: which node gets it from which.
 
+    Where the places of nodes in the network are known, each switch has a tree of its own, below the first of its nodes
+    that requests the object, and so the object crosses the link of each switch once.
+
     The node that has the object (the *root*) sends it to one or two others, and redirects all further ones to nodes
     that have begun to receive it, which relay each chunk as soon as they have it. The shape follows from two costs: a
     node with two children sends to each at half its speed, and each level of depth costs the time of one chunk. So the
@@ -33,26 +38,59 @@ class BroadcastTree:
 
     Args:
         chunks: in how many pieces the object travels.
+        place: of the root in the network.
     """
 
-    def __init__(self, chunks: int) -> None:
-        self._depth = max(_MIN_DEPTH, chunks // _CHUNKS_PER_LEVEL)
-        self._leaves: list[_Place] = [(0, 0, ROOT)]
-        self._singles: list[_Place] = []
+    def __init__(self, chunks: int, place: Place = ()) -> None:
+        depth = max(_MIN_DEPTH, chunks // _CHUNKS_PER_LEVEL)
+        self._new_tree = partial(_SwitchTree, depth)
+        self._trees = {place[:level]: self._new_tree((0, 0, ROOT)) for level in range(len(place) + 1)}
 
-    def join(self, node: int, order: int, dead: Collection[int]) -> int:
+    def join(self, node: int, order: int, dead: Collection[int], place: Place = ()) -> int:
         """The node from which `node` gets the object: ROOT, or another node that has joined before.
 
         Args:
             node: index of the node that asks.
             order: its number: higher than that of any other before.
             dead: nodes that relay nothing.
+            place: of the node in the network.
         """
-        depth, parent = self._find_parent(dead)
-        heappush(self._leaves, (depth + 1, order, node))
+        level = len(place)
+        while place[:level] not in self._trees or not self._trees[place[:level]].lives(dead):
+            if not level:
+                break
+            level -= 1  # the first of its switch, or the first after all others there have died
+        depth, parent = self._trees[place[:level]].find_parent(dead)
+        found = (depth + 1, order, node)
+        self._trees[place[:level]].add(found)
+        for below in range(level + 1, len(place) + 1):
+            self._trees[place[:below]] = self._new_tree((0, order, node))
         return parent
 
-    def _find_parent(self, dead: Collection[int]) -> tuple[int, int]:
+
+class _SwitchTree:
+    """The part of a tree that is behind one switch; without places it is all of it.
+
+    Args:
+        depth: see `BroadcastTree`.
+        root: the first one there.
+    """
+
+    def __init__(self, depth: int, root: _Place) -> None:
+        self._depth = depth
+        self._leaves: list[_Place] = [root]
+        self._singles: list[_Place] = []
+
+    def lives(self, dead: Collection[int]) -> bool:
+        """Whether somebody here still relays the object."""
+        return any(place[2] not in dead for heap in (self._leaves, self._singles) for place in heap)
+
+    def add(self, place: _Place) -> None:
+        """A node joins."""
+        heappush(self._leaves, place)
+
+    def find_parent(self, dead: Collection[int]) -> tuple[int, int]:
+        """Depth and node of the one that is to send to one more."""
         for heap in (self._leaves, self._singles):
             while heap and heap[0][2] in dead:
                 heappop(heap)
@@ -182,12 +220,17 @@ class PullState:
     retry_at: float | None = None
     _out_of_order: set[int] = field(default_factory=set)
 
-    def add_sources(self, nodes: Sequence[int], start: int) -> None:
-        """Add nodes not known yet, from position `start` (modulo their number) on, so that askers spread."""
+    def add_sources(self, nodes: Sequence[int], start: int, near: Callable[[int], int] | None = None) -> None:
+        """Add nodes not known yet, from position `start` (modulo their number) on, so that askers spread.
+
+        Args:
+            near: how near a node is; nearer ones come first.
+        """
         fresh = [node for node in dict.fromkeys(nodes) if node not in self.known_sources]
         if fresh:
             cut = start % len(fresh)
-            self.sources_left += fresh[cut:] + fresh[:cut]
+            fresh = fresh[cut:] + fresh[:cut]
+            self.sources_left += sorted(fresh, key=near, reverse=True) if near is not None else fresh
             self.known_sources.update(fresh)
 
     def pop_source(self, dead_nodes: Collection[int]) -> int:
