@@ -48,6 +48,7 @@ from hpcray.state.reports import (
     summary_rows,
 )
 from hpcray.state.why import WaitSearch
+from hpcray.topology.node_order import draw, network
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
 
@@ -109,6 +110,19 @@ def status(address: str, as_json: bool) -> None:
     _print_lines(show_actors(actors))
     _print_lines(show_preloaded(rosters))
     _print_lines(show_autoscaler(now))
+
+
+@click.command()
+@job_option
+@_json
+def topology(address: str, as_json: bool) -> None:
+    """Draw the network of a running job: switches, and the nodes behind each, with blocks and NVLink domains."""
+    with job(address):
+        found = network(runtime_context.nodes())
+    if as_json:
+        _print_json(found)
+    else:
+        _print_lines(draw(found))
 
 
 def _node_rows(
@@ -455,4 +469,4 @@ def _report_missing(state: StateAggregator) -> None:
         sys.exit(1)
 
 
-COMMANDS = [status, memory, metrics, stack, why, list_, summary, worker_logs, timeline_, dump, replay]
+COMMANDS = [status, topology, memory, metrics, stack, why, list_, summary, worker_logs, timeline_, dump, replay]

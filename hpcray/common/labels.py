@@ -22,8 +22,8 @@ PLACE_LABELS = ("hpcray.io/switch-path", "hpcray.io/block", "hpcray.io/rack")
 """Labels that say where in the network a node is, the most exact one first: the names of switches from the top of the
 network down, joined by dots, or one name."""
 Place = tuple[str, ...]
-"""The place of a node in the network. Nodes are the nearer to each other, the longer the part is with which both begin."""
-NO_PLACES: Mapping[int, Place] = {}
+"""The place of a node in the network. The longer the part with which two places begin, the nearer the nodes are."""
+NO_PLACES: Mapping[Any, Place] = {}
 TPU_POD_TYPE = "ray.io/tpu-pod-type"
 _VARIABLES = {
     "RAY_NODE_TYPE_NAME": "ray.io/node-group",
@@ -119,7 +119,7 @@ def place_of(labels: Mapping[str, str]) -> Place:
 def nearness(one: Place, other: Place) -> int:
     """Return how many switches two places have in common, from the top of the network down."""
     common = 0
-    for mine, theirs in zip(one, other):
+    for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:
             break
         common += 1

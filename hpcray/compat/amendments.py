@@ -16,6 +16,7 @@ AMENDMENTS = {
     "ray.serve.scripts": "hpcray.compat.serve_ports:scripts",
     "ray.serve.schema": "hpcray.compat.serve_ports:schema",
     "ray.train.torch.config": "hpcray.compat.train_network:torch_config",
+    "ray.train.v2._internal.execution.worker_group.worker_group": "hpcray.compat.train_network:worker_group",
     "ray.tune.tune": "hpcray.compat.tune_drain:tune",
 }
 """By module of Ray: a function that gets the module, once it has been executed."""

@@ -11,6 +11,7 @@ from typing import Any
 
 from hpcray.api.runtime_context import nodes
 from hpcray.platform.sockets import interface_of, node_ip_address
+from hpcray.util.helpers import rank_order
 
 _GLOO = "GLOO_SOCKET_IFNAME"
 _LOOPBACK = "127.0.0.1"
@@ -35,6 +36,24 @@ def torch_config(module: ModuleType) -> None:
 
     module._setup_torch_process_group = setup_process_group  # type: ignore[attr-defined]
     module.get_address_and_port = open_store  # type: ignore[attr-defined]
+
+
+def worker_group(module: ModuleType) -> None:
+    """Amend Ray Train's group of workers: nodes that are near each other in the network have successive ranks."""
+    group: Any = module.WorkerGroup
+    sort: Any = group._sort_workers_by_gpu_id_grouped_by_node
+
+    def sort_workers(workers: list[Any], *args: Any, **options: Any) -> Any:
+        return sort(_neighbours_together(workers), *args, **options)
+
+    group._sort_workers_by_gpu_id_grouped_by_node = staticmethod(functools.wraps(sort)(sort_workers))
+
+
+def _neighbours_together(workers: list[Any]) -> list[Any]:
+    of_node: dict[str, list[Any]] = {}
+    for worker in workers:
+        of_node.setdefault(worker.metadata.node_id, []).append(worker)
+    return [worker for node in rank_order(of_node) for worker in of_node[node]]
 
 
 def open_store() -> tuple[str, int]:

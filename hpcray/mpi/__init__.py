@@ -22,7 +22,9 @@ from hpcray.api.runtime_context import nodes
 from hpcray.api.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import GetTimeoutError, StartupError, TaskUnschedulableError, WorkerCrashedError
+from hpcray.common.labels import NO_PLACES, Place, place_of
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.topology.node_order import nearest_nodes
 
 if TYPE_CHECKING:
     from hpcray.jobs import PickledCall
@@ -183,12 +185,14 @@ def _place(ranks: int, cpus_per_rank: float) -> list[tuple[str | None, int]]:
     Raises:
         TaskUnschedulableError: the nodes of no MPI world have so many CPUs together.
     """
-    ids = {row["Index"]: row["NodeID"] for row in nodes() if row["Alive"]}
+    alive = [row for row in nodes() if row["Alive"]]
+    ids, labels = {row["Index"]: row["NodeID"] for row in alive}, {row["Index"]: row["Labels"] for row in alive}
     rows = [row for row in require_session().gcs.call("status")["nodes"] if row["index"] in ids]
     free = {ids[row["index"]]: _capacity(row["available"].get("CPU", 0.0), cpus_per_rank, ranks) for row in rows}
     total = {ids[row["index"]]: _capacity(row["total"].get("CPU", 0.0), cpus_per_rank, ranks) for row in rows}
     worlds = {ids[row["index"]]: row["world"] for row in rows}
-    found = place(ranks, free, total, worlds)
+    places = {ids[row["index"]]: place_of(labels[row["index"]]) for row in rows}
+    found = place(ranks, free, total, worlds, places)
     if found:
         return found
     have: dict[int, list[str]] = {}
@@ -207,22 +211,22 @@ def _place(ranks: int, cpus_per_rank: float) -> list[tuple[str | None, int]]:
 
 
 def place(
-    ranks: int, free: Mapping[str, int], total: Mapping[str, int], worlds: Mapping[str, int]
+    ranks: int,
+    free: Mapping[str, int],
+    total: Mapping[str, int],
+    worlds: Mapping[str, int],
+    places: Mapping[str, Place] = NO_PLACES,
 ) -> list[tuple[str | None, int]]:
     """Choose nodes of one world from the number of ranks that each can take now and in total; [] where the ranks do not
-    fit into any."""
+    fit into any. They are behind as few switches as possible, and in an order in which neighbours follow each other.
+    """
     for counts in (free, total):
         if any(count >= ranks for count in counts.values()):
             return [(None, ranks)]
         for world in dict.fromkeys(worlds.values()):
-            taken: dict[str, int] = {}
-            inside = [(node, count) for node, count in counts.items() if worlds[node] == world]
-            for node, count in sorted(inside, key=lambda item: -item[1]):
-                share = min(count, ranks - sum(taken.values()))
-                if share > 0:
-                    taken[node] = share
-            if sum(taken.values()) == ranks:
-                return [(node, taken[node]) for node in counts if node in taken]
+            inside = {node: count for node, count in counts.items() if worlds[node] == world}
+            if taken := nearest_nodes(inside, ranks, places):
+                return list(taken.items())
     return []
 
 

@@ -78,9 +78,9 @@ def _place(environ: Mapping[str, str], node: str, file: str, ask_slurm: Callable
     address = environ.get("SLURM_TOPOLOGY_ADDR", "")
     if address and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN") == "node":
         return Place()  # the cluster has no topology
-    if place := read_address(address, environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""), node):
-        if place != Place():
-            return place
+    place = read_address(address, environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""), node)
+    if place != Place():
+        return place
     if "SLURM_JOB_ID" in environ and (address or "SLURM_PROCID" not in environ):
         # Inherited from another node, or not started by srun.
         try:

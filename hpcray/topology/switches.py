@@ -67,8 +67,8 @@ def read_address(address: str, pattern: str, node: str = "") -> Place:
     names, kinds = _split(address), _split(pattern)
     if len(names) != len(kinds) or not names or kinds[-1] != "node" or (node and names[-1] != node):
         return Place()
-    path = tuple(_first(name) for name, kind in zip(names, kinds) if kind == "switch")
-    blocks = [_first(name) for name, kind in zip(names, kinds) if kind == "block"]
+    path = tuple(_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "switch")
+    blocks = [_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "block"]
     return Place(path, blocks[-1] if blocks else "")
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hpcray.util.actor_pool import ActorGroup, ActorPool
     from hpcray.util.annotations import DeveloperAPI, PublicAPI
     from hpcray.util.debug import disable_log_once_globally, enable_periodic_logging, log_once
-    from hpcray.util.helpers import as_completed, map_unordered
+    from hpcray.util.helpers import as_completed, map_unordered, rank_order
     from hpcray.util.serialization import deregister_serializer, inspect_serializability, register_serializer
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "map_unordered",
     "placement_group",
     "placement_group_table",
+    "rank_order",
     "register_serializer",
     "remove_placement_group",
 ]
@@ -63,6 +64,7 @@ _WHERE = {
     "inspect_serializability": "serialization",
     "log_once": "debug",
     "map_unordered": "helpers",
+    "rank_order": "helpers",
     "register_serializer": "serialization",
 }
 _ALIASES = {"actor_group": "actor_pool", "check_serialize": "serialization", "timer": "debug"}

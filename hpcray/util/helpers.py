@@ -1,4 +1,4 @@
-"""Iteration over results in the order in which they become ready."""
+"""Iteration over results in the order in which they become ready, and the order of ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 from hpcray.api.objects import get, wait
 from hpcray.api.remote_function import RemoteFunction
+from hpcray.api.runtime_context import nodes
+from hpcray.common.labels import place_of
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.topology.node_order import in_order
 
 
 def as_completed(
@@ -83,3 +86,23 @@ def _mapped(
             ready, pending = wait(pending, num_returns=min(chunk_size, len(pending)), **kwargs)
             yield from ready if as_refs else (get(ref) for ref in ready)
     yield from _completed(pending, chunk_size, as_refs, kwargs)
+
+
+def rank_order(node_ids: Iterable[str] | None = None) -> list[str]:
+    """Return nodes in the order in which ranks should be numbered, so that neighbours have successive ranks.
+
+    Collective operations of NCCL, gloo and MPI talk most between successive ranks: in this order the rings and trees
+    cross each switch as few times as possible. Nodes of the same switch, and all nodes where nothing is known of the
+    network, stay in the order in which they were given.
+
+    Args:
+        node_ids: ids as in `ray.nodes()` ("NodeID"), each perhaps several times (for several workers of one node);
+            None: all living nodes of the job. Ids that the job does not know come last.
+
+    Example:
+        >>> ranks = {node: rank for rank, node in enumerate(rank_order())}
+    """
+    rows = nodes()
+    places = {row["NodeID"]: place_of(row["Labels"]) for row in rows}
+    given = [row["NodeID"] for row in rows if row["Alive"]] if node_ids is None else list(node_ids)
+    return in_order(given, places)

@@ -527,11 +527,13 @@ class ClusterResources:
         """Whether some node seems to have room for one more."""
         return self._ranking(shape, shape).best() is not None
 
-    def choose(self, shape: Shape, count: int, only: int | None = None, but: int = -1) -> list[tuple[int, int]]:
+    def choose(
+        self, shape: Shape, count: int, only: int | None = None, but: int = -1, near: int | None = None
+    ) -> list[tuple[int, int]]:
         """Spread up to `count` requests over nodes that have room, and take the resources.
 
         Args:
-            only: on this node alone. but: not on this one.
+            only: on this node alone. but: not on this one. near: nodes behind the same switch as this one come first.
 
         Returns:
             (node, how many) pairs; together perhaps fewer than `count`.
@@ -543,6 +545,11 @@ class ClusterResources:
                 given[only] = given.get(only, 0) + 1
                 count -= 1
             return list(given.items())
+        for mate in self._mates(near) if near in self.places else ():
+            while count and mate != but and self._is_candidate(mate, shape):
+                self._take_for(self.nodes[mate], shape)
+                given[mate] = given.get(mate, 0) + 1
+                count -= 1
         ranking = self._ranking(shape, shape)
         for _ in range(count):
             node = ranking.best(but)
@@ -551,6 +558,11 @@ class ClusterResources:
             self._take_for(self.nodes[node], shape)
             given[node] = given.get(node, 0) + 1
         return sorted(given.items())
+
+    def _mates(self, node: int | None) -> list[int]:
+        """The other nodes behind the switch of this one."""
+        place = self.places.get(node if node is not None else -1)
+        return [other for other, there in self.places.items() if there == place and other != node]
 
     def choose_for_actor(self, place: Shape, hold: Shape) -> int | None:
         """The node for one actor, and take what it holds: `place` ranks the nodes, `hold` must fit now."""

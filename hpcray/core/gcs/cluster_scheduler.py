@@ -572,7 +572,7 @@ class ClusterScheduler:
         self, now: float, demand: UnmetDemand, count: int, only: int | None, but: int, out: list[Effect]
     ) -> int:
         sent = 0
-        for node, part in self._resources.choose(demand.anywhere, count, only, but):
+        for node, part in self._resources.choose(demand.anywhere, count, only, but, demand.near):
             self._send(now, demand, node, part, demand.anywhere, False, out)
             sent += part
         return sent

@@ -73,9 +73,7 @@ def near_domains(
     rest = [place for place in ranked if place not in best]
     more = [*best, *rest[: len(best)]]
     sets = [best, more, ranked]
-    return [
-        [node for place in some for node in leaves[place]] for i, some in enumerate(sets) if some not in sets[:i]
-    ]
+    return [[node for place in some for node in leaves[place]] for i, some in enumerate(sets) if some not in sets[:i]]
 
 
 def _shares(bundles: Bundles, free: Mapping[int, Resources], one_each: bool) -> dict[int, float]:
@@ -207,7 +205,7 @@ def _strict_spread(bundles: Bundles, free: Mapping[int, Resources], used: Mappin
         amounts = next(iter(bundles.values()), {})
         fitting = [node for node in nodes if fits(amounts, free[node])]
         fitting.sort(key=lambda node: (-_least(free[node], amounts), node))
-        return dict(zip(sorted(bundles), fitting)) if len(fitting) >= len(bundles) else None
+        return dict(zip(sorted(bundles), fitting, strict=False)) if len(fitting) >= len(bundles) else None
     holds: dict[int, int] = {}
     for index in _large_first(bundles):
         fitting = [node for node in nodes if fits(bundles[index], free[node])]

@@ -10,8 +10,8 @@ from heapq import heappop, heappush
 
 from msgspec import Struct
 
-from hpcray.common.labels import Place
 from hpcray.common.ids import node_of, owner_of
+from hpcray.common.labels import Place
 from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import CancelReceive, Effect
 from hpcray.protocol.messages import Pull

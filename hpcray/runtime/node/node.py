@@ -409,9 +409,7 @@ def _first_node_manager(node: PreparedNode, place: _Place, now: float) -> NodeMa
     return NodeManager(place.size, session, node.config, now, run=node.run, driver_rank=place.driver_rank)
 
 
-def _describe_node(
-    node: PreparedNode, place: _Place, data: DataPlane | None, features: NodeFeatures
-) -> NodeInfo:
+def _describe_node(node: PreparedNode, place: _Place, data: DataPlane | None, features: NodeFeatures) -> NodeInfo:
     address, config, rank = node_ip_address(), node.config, place.rank
     found = features.labels(config, max(1, node.launch.here), node.gpus)
     return NodeInfo(
