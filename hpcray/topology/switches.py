@@ -16,6 +16,7 @@ from hpcray.platform.allocation import expand_nodes
 _FIELD = re.compile(r"(\w+)\s*=\s*(\S+)")
 _NO_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 _LABEL_LENGTH = 63
+_OTHER_LINES = {"aggregatedblock", "blocksizes"}
 
 
 @dataclass
@@ -79,13 +80,11 @@ def parse_topology(text: str) -> Network:
         ValueError: a line has another form; the message has its number.
     """
     network = Network()
-    leaves: list[tuple[str, str, int]] = []
-    levels: dict[str, int] = {}
     for number, line in enumerate(_joined(text), 1):
         found = {key.lower(): value for key, value in _FIELD.findall(line)}
         name = found.get("switchname") or found.get("blockname") or ""
         try:
-            if not found or (not name and "blocksizes" in found):
+            if not found or _OTHER_LINES & found.keys():
                 continue
             if not name:
                 raise ValueError("it names neither a switch nor a block")
@@ -100,11 +99,9 @@ def parse_topology(text: str) -> Network:
                 "hint: lines as in Slurm's topology.conf: SwitchName=s1 Nodes=n[1-4], or SwitchName=s0 Switches=s[1-2]"
             ) from None
         network.parents.update(dict.fromkeys(below, name))
-        levels[name] = int(found.get("level", 1 if below else 0))
         if not below:  # the output of scontrol lists a higher switch's nodes, too
-            leaves += [(node, name, number) for node in nodes]
-    for node, name, _ in leaves:
-        network.switch_of.setdefault(node, name)
+            for node in nodes:
+                network.switch_of.setdefault(node, name)
     return network
 
 

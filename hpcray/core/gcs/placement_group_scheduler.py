@@ -62,14 +62,15 @@ def near_domains(
             below.setdefault(place[:depth], []).append(place)
     found = []
     for switch, candidates in below.items():
-        chosen = _fewest(candidates, room, own)
+        chosen = _fewest(candidates, room, own, leaves)
         if chosen:
             new = sum(place not in own for place in chosen)
             spare = sum(room[place] for place in chosen)
-            found.append((new, -len(switch), spare, chosen))
+            nodes = sum(len(leaves[place]) for place in chosen)
+            found.append((new, -len(switch), spare, nodes, chosen))
     if not found:
         return []
-    best = min(found)[3]
+    best = min(found)[-1]
     rest = [place for place in ranked if place not in best]
     more = [*best, *rest[: len(best)]]
     sets = [best, more, ranked]
@@ -100,15 +101,20 @@ def _count(amounts: Resources, free: Resources, most: int) -> int:
     return min((free.get(name, 0) // units for name, units in amounts.items() if units), default=most)
 
 
-def _fewest(candidates: Sequence[Place], room: Mapping[Place, float], own: Collection[Place]) -> list[Place]:
+def _fewest(
+    candidates: Sequence[Place],
+    room: Mapping[Place, float],
+    own: Collection[Place],
+    leaves: Mapping[Place, Sequence[int]],
+) -> list[Place]:
     """The fewest of these leaves, sorted by room, that have room for everything; [] where all have too little."""
     chosen: list[Place] = []
     left = 1.0 - _TINY
     for number, place in enumerate(candidates):
         if room[place] >= left and place not in own:
-            # The last one: the smallest that is large enough.
-            chosen.append(min((p for p in candidates[number:] if room[p] >= left), key=lambda p: (room[p], p)))
-            return chosen
+            # The last one: the smallest that is large enough, and that with the larger nodes of several.
+            enough = [leaf for leaf in candidates[number:] if room[leaf] >= left]
+            return [*chosen, min(enough, key=lambda leaf: (room[leaf], len(leaves[leaf]), leaf))]
         chosen.append(place)
         left -= room[place]
         if left <= 0:

@@ -1,0 +1,259 @@
+"""What Slurm says about the network, in each form in which it says it, and the labels that follow from it."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpcray.common.labels import labels_problem
+from hpcray.topology import node_labels as labels_module
+from hpcray.topology.node_labels import node_labels, read_topology_file
+from hpcray.topology.switches import (
+    Network,
+    Place,
+    label_value,
+    parse_topology,
+    parse_topology_yaml,
+    path_value,
+    read_address,
+)
+
+TREE = """\
+# topology.conf(5): a tree of two levels
+SwitchName=s0 Nodes=dev[0-5]
+SwitchName=s1 Nodes=dev[6-11]
+SwitchName=s2 Nodes=dev-[12-17] \\
+   LinkSpeed=100
+SwitchName=s3 Switches=s[0-2]
+"""
+SCONTROL_TREE = """\
+SwitchName=s0 Level=0 LinkSpeed=1 Nodes=dev[0-5]
+SwitchName=s1 Level=0 LinkSpeed=1 Nodes=dev[6-11]
+SwitchName=s3 Level=1 LinkSpeed=1 Nodes=dev[0-11] Switches=s[0-1]
+"""
+SCONTROL_BLOCK = """\
+BlockName=b1 BlockIndex=0 Nodes=node[01-18] BlockSize=18
+BlockName=b2 BlockIndex=1 Nodes=node[19-36] BlockSize=18
+AggregatedBlock=b[1-2] BlockIndex=2 Nodes=node[01-36] BlockSize=36
+"""
+BLOCK = "BlockName=b1 Nodes=node[01-18]\nBlockName=b2 Nodes=node[19-36]\nBlockSizes=18,36\n"
+# topology.yaml(5), shortened.
+YAML = """\
+---
+- topology: topo1
+  cluster_default: true
+  tree:
+    switches:
+      - switch: sw_root
+        children: s[1-2]
+      - switch: s1
+        nodes: node[01-02]
+      - switch: s2
+        nodes: node[03-04]
+- topology: topo2
+  cluster_default: false
+  block:
+    block_sizes:
+      - 4
+      - 16
+    blocks:
+      - block: b1
+        nodes: node[01-04]
+      - block: b2
+        nodes: node[05-08]
+- topology: topo3
+  flat: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "pattern", "node", "expected"),
+    [
+        ("s0.s4.s8.tux1", "switch.switch.switch.node", "tux1", Place(("s0", "s4", "s8"))),
+        ("s0.s[4-5].tux1", "switch.switch.node", "", Place(("s0", "s4"))),
+        ("b7.tux1", "block.node", "tux1", Place((), "b7")),
+        ("tux1", "node", "tux1", Place()),
+        ("s0.s4.tux1", "switch.switch.node", "tux2", Place()),  # inherited from another node
+        ("s0.tux1", "switch.switch.node", "tux1", Place()),
+        ("", "", "", Place()),
+        ("s0.s4.tux1", "", "tux1", Place()),
+    ],
+)
+def test_addresses_of_slurm(address: str, pattern: str, node: str, expected: Place) -> None:
+    assert read_address(address, pattern, node) == expected
+
+
+def test_topology_conf() -> None:
+    network = parse_topology(TREE)
+    assert network.path_of("dev7") == ("s3", "s1")
+    assert network.path_of("dev-17") == ("s3", "s2")
+    assert network.path_of("unknown") == ()
+    assert not network.block_of
+
+
+def test_output_of_scontrol() -> None:
+    network = parse_topology(SCONTROL_TREE)
+    assert network.path_of("dev7") == ("s3", "s1")
+    blocks = parse_topology(SCONTROL_BLOCK)
+    assert (blocks.block_of["node18"], blocks.block_of["node19"], blocks.path_of("node18")) == ("b1", "b2", ())
+    assert parse_topology(BLOCK).block_of == blocks.block_of
+    assert parse_topology("") == parse_topology("No topology information available\n") == Network()
+
+
+def test_topology_yaml() -> None:
+    network = parse_topology_yaml(YAML)
+    assert network.path_of("node03") == ("sw_root", "s2")
+    assert (network.block_of["node04"], network.block_of["node05"]) == ("b1", "b2")
+
+
+def test_a_circle_of_switches_ends() -> None:
+    network = parse_topology("SwitchName=a Switches=b\nSwitchName=b Switches=a\nSwitchName=c Nodes=n1\n")
+    network.parents["c"] = "a"
+    assert network.path_of("n1") == ("b", "a", "c")
+
+
+@pytest.mark.parametrize("line", ["Nodes=n1", "SwitchName=s1 Nodes=n[1-", "SwitchName=s1 Nodes=n[3-1]"])
+def test_a_wrong_line_is_named(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text(f"SwitchName=s0 Nodes=n9\n{line}\n")
+    with pytest.raises(ValueError, match=r"topology\.conf: line 2 .*hint: lines as in Slurm's topology\.conf"):
+        read_topology_file(str(path))
+
+
+def test_a_missing_file_and_wrong_yaml_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nowhere: No such file.*HPCRAY_TOPOLOGY"):
+        read_topology_file("/nowhere")
+    for text in ("- tree: 7\n", "a: [", "- tree: {switches: [{}]}\n"):
+        path = tmp_path / "t.yaml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match="t.yaml"):
+            read_topology_file(str(path))
+
+
+@given(st.text(max_size=100))
+def test_no_text_makes_a_label_that_is_not_valid(text: str) -> None:
+    value = label_value(text)
+    assert labels_problem({"a/b": value}) is None
+    assert labels_problem({"a/b": path_value([text, "s0", text, text])}) is None
+    read_address(text, text)
+
+
+def test_a_long_path_loses_its_top() -> None:
+    value = path_value([f"switch-number-{i}" for i in range(9)])
+    assert value.endswith(".switch-number-7.switch-number-8") and not value.startswith("switch-number-0")
+
+
+HERE = socket.gethostname().partition(".")[0]
+
+
+def refuse() -> str:
+    raise AssertionError("scontrol is not called")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, {}),
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_TOPOLOGY_ADDR": "n1",
+             "SLURM_TOPOLOGY_ADDR_PATTERN": "node", "SLURMD_NODENAME": "n1"}, {},
+        ),
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_TOPOLOGY_ADDR": "s0.s1.n1",
+             "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node", "SLURMD_NODENAME": "n1"},
+            {"hpcray.io/switch": "s1", "hpcray.io/switch-path": "s0.s1", "hpcray.io/host": HERE},
+        ),
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_TOPOLOGY_ADDR": "b1.n1",
+             "SLURM_TOPOLOGY_ADDR_PATTERN": "block.node", "SLURMD_NODENAME": "n1"},
+            {"hpcray.io/block": "b1", "hpcray.io/host": HERE},
+        ),
+        ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, {}),
+    ],
+)  # fmt: skip
+def test_srun_says_it_and_nobody_is_asked(environ: dict[str, str], expected: dict[str, str]) -> None:
+    assert node_labels(environ, ask_slurm=refuse) == expected
+
+
+@pytest.mark.parametrize(
+    "inherited", [{}, {"SLURM_TOPOLOGY_ADDR": "s3.s0.dev1", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}]
+)
+def test_a_node_that_was_not_started_by_srun_asks(inherited: dict[str, str]) -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "dev7", **inherited}
+    found = node_labels(environ, ask_slurm=lambda: SCONTROL_TREE)
+    assert found == {"hpcray.io/switch": "s1", "hpcray.io/switch-path": "s3.s1", "hpcray.io/host": HERE}
+    assert node_labels(environ, ask_slurm=lambda: "what is this = ?") == {}
+    assert node_labels(environ, ask_slurm=lambda: "") == {}
+
+
+def test_a_file_counts_before_slurm(tmp_path: Path) -> None:
+    path = tmp_path / "topology.conf"
+    path.write_text(f"SwitchName=mine Nodes={HERE}\nBlockName=b3 Nodes={HERE}\n")
+    environ = {"SLURM_TOPOLOGY_ADDR": f"s0.s1.{HERE}", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node"}
+    found = node_labels(environ, file=str(path), ask_slurm=refuse)
+    assert (found["hpcray.io/switch-path"], found["hpcray.io/block"]) == ("mine", "b3")
+
+
+def test_racks_and_several_ranks_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "x1000r12n3.site")
+    assert node_labels({}, rack_pattern="(r[0-9]+)") == {"hpcray.io/rack": "r12", "hpcray.io/host": "x1000r12n3"}
+    assert node_labels({}, rack_pattern="^y") == {}
+    assert node_labels({}, ranks_here=2) == {"hpcray.io/host": "x1000r12n3"}
+    with pytest.raises(ValueError, match="rack_pattern '\\('.*hint"):
+        node_labels({}, rack_pattern="(")
+
+
+class FakeNvml:
+    """GPUs by index: (UUID of the NVLink cluster, clique, state of the fabric)."""
+
+    def __init__(self, gpus: dict[str, tuple[bytes, int, int]]) -> None:
+        self.gpus, self.open = gpus, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.open += 1
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: ctypes.c_uint, device: Any) -> int:
+        device._obj.value = index.value + 1
+        return 0 if str(index.value) in self.gpus else 2
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, device: Any) -> int:
+        device._obj.value = [*self.gpus].index(uuid.decode()) + 1
+        return 0
+
+    def nvmlDeviceGetGpuFabricInfo(self, device: ctypes.c_void_p, info: Any) -> int:
+        assert device.value is not None
+        uuid, clique, state = [*self.gpus.values()][device.value - 1]
+        info._obj.clusterUuid[:] = uuid
+        info._obj.cliqueId, info._obj.state = clique, state
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        ({"0": (b"\1" * 16, 7, 3), "1": (b"\1" * 16, 7, 3)}, f"{'01' * 16}.7"),
+        ({"GPU-a": (b"\1" * 16, 7, 3)}, f"{'01' * 16}.7"),
+        ({"0": (b"\1" * 16, 7, 3), "1": (b"\1" * 16, 8, 3)}, ""),  # the node is in two domains
+        ({"0": (b"\0" * 16, 0, 3)}, ""),
+        ({"0": (b"\1" * 16, 7, 1)}, ""),  # not a member of a fabric
+    ],
+)
+def test_nvlink_domains(
+    gpus: dict[str, tuple[bytes, int, int]], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = FakeNvml(gpus)
+    monkeypatch.setattr(labels_module.ctypes, "CDLL", lambda name: nvml)
+    monkeypatch.setattr(labels_module.os.path, "exists", lambda path: True)
+    assert node_labels({}, gpus=[*gpus]).get("ray.io/gpu-domain", "") == expected
+    assert nvml.open == 0
