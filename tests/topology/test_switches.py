@@ -118,7 +118,7 @@ def test_a_circle_of_switches_ends() -> None:
     assert network.path_of("n1") == ("b", "a", "c")
 
 
-@pytest.mark.parametrize("line", ["Nodes=n1", "SwitchName=s1 Nodes=n[1-", "SwitchName=s1 Nodes=n[3-1]"])
+@pytest.mark.parametrize("line", ["Nodes=n1", "SwitchName=s1 Nodes=n[1-"])
 def test_a_wrong_line_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "topology.conf"
     path.write_text(f"SwitchName=s0 Nodes=n9\n{line}\n")
