@@ -15,7 +15,7 @@ whatever happened (a CancelReceive or the death of the other node included): the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from heapq import nlargest
 from typing import Any
 
@@ -154,11 +154,9 @@ class ObjectStore:
             lifecycle.free_object(obj.id, out)
         return lifecycle.make_room(now, out)
 
-    def nodes_placed(self, labels: Mapping[int, Mapping[str, str]]) -> None:
-        """Take note of where nodes are in the network: of their labels, by node."""
-        for node, given in labels.items():
-            if place := place_of(given):
-                self.lifecycle.places[node] = place
+    def nodes_placed(self, nodes: Collection[m.NodeInfo]) -> None:
+        """Take note of where nodes are in the network."""
+        self.lifecycle.places.update((info.index, place) for info in nodes if (place := place_of(info.labels)))
 
     def node_died(self, now: float, node: int, guests: Collection[bytes] = ()) -> list[Effect]:
         """A node is gone: transfers from it are taken up elsewhere, objects owned there are freed when unpinned.

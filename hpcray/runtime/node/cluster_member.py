@@ -307,7 +307,7 @@ class ClusterMember:
                 self.give_up(str(error))
                 return _NOTHING
         raylet.neighbor_dirs = neighbor_directories(me, msg.nodes)
-        raylet.store.nodes_placed({info.index: info.labels for info in msg.nodes})
+        raylet.store.nodes_placed(msg.nodes)
         self._session_name = msg.session
         self._head_host = next((info.host for info in msg.nodes if info.index == raylet.head_location.node), "")
         if self._head_failure_detector is not None:
@@ -366,7 +366,7 @@ class ClusterMember:
                 problems[info.index] = str(error)
         met = [info for info in msg.nodes if info.index not in problems]
         raylet.neighbor_dirs.update(neighbor_directories(raylet.context.info, met))
-        raylet.store.nodes_placed({info.index: info.labels for info in met})
+        raylet.store.nodes_placed(met)
         if self._head_failure_detector is not None:
             self._head_failure_detector.nodes_joined(info.index for info in met)
         if met:
