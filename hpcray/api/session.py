@@ -504,7 +504,7 @@ def _hook_exit_code() -> None:
 
 
 def _explain_end(process: CoreWorker, error: BaseException) -> None:
-    """Report why the program ends, for whoever asks later."""
+    """Report why the program ends, for later questions."""
     with contextlib.suppress(Exception):  # the text may be a program's
         kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "exception"
         text = f"{type(error).__name__}: {error}"

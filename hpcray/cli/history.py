@@ -107,7 +107,7 @@ def _size_of(history: JobHistory) -> str:
 
 
 def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
-    """What is known of the tasks, actors and functions that a word means."""
+    """The known facts about the tasks, actors and functions that a word means."""
     word = what.lower()
     lines: list[tuple[int, str]] = []
     for actor, row in history.actors.items():

@@ -21,7 +21,7 @@ from typing import Any
 from hpcray.common.figures import quantile
 from hpcray.core.object_store.allocator import format_size
 from hpcray.dashboard.task_timeline import TaskTimeline
-from hpcray.history.job_history import JobHistory, NodeRow, clock, program_name
+from hpcray.history.job_history import JobHistory, NodePart, clock, program_name
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, explain
 from hpcray.state.reports import format_duration
 
@@ -99,7 +99,7 @@ def _redactor(history: JobHistory) -> Callable[[str], str]:
 
 @dataclass(frozen=True)
 class _Use:
-    """What a job has used. core_seconds: of CPU time, of its processes; wall × cores is `offered`."""
+    """Totals of a job. core_seconds: of CPU time, of its processes; wall × cores is `offered`."""
 
     cores: float
     wall: float
@@ -474,7 +474,7 @@ class _Report:
 _NONE: tuple[int, int, int, dict[int, int]] = (0, 0, 0, {})
 
 
-def _cpu_seconds(node: NodeRow) -> float:
+def _cpu_seconds(node: NodePart) -> float:
     """CPU time of a node's processes, those that ended before included as far as it was seen."""
     total, before = 0.0, 0.0
     for _, row in node.figures:
@@ -484,7 +484,7 @@ def _cpu_seconds(node: NodeRow) -> float:
     return total
 
 
-def _rates(node: NodeRow) -> list[tuple[float, float]]:
+def _rates(node: NodePart) -> list[tuple[float, float]]:
     found = []
     for (earlier, one), (at, other) in zip(node.figures, node.figures[1:], strict=False):
         found.append((at, max(0.0, other["cpu"]["job"] - one["cpu"]["job"]) / max(1e-3, at - earlier)))
@@ -527,7 +527,7 @@ def _gpus_used(history: JobHistory) -> float:
 
 
 def advice(history: JobHistory, used: float, offered: float) -> list[str]:
-    """What stands out in the figures of a job, as sentences; each says the figure that it rests on."""
+    """Remarks on the figures of a job, as sentences; each says the figure that it rests on."""
     found = []
     functions = history.functions()
     ended, failed = sum(row[0] for row in functions.values()), sum(row[1] for row in functions.values())

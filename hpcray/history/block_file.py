@@ -51,7 +51,7 @@ def _checksum(flags: int, content: bytes | memoryview) -> int:
 
 @dataclass
 class Damage:
-    """What a reader has skipped: places where blocks should be, and bytes. `cut`: the last block is not whole."""
+    """The skipped parts of a file: places where blocks should be, and bytes. `cut`: the last block is not whole."""
 
     places: int = 0
     size: int = 0

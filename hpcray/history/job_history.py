@@ -12,12 +12,12 @@ from hpcray.common.figures import FunctionRow, add_counts, add_functions
 from hpcray.history.block_file import Damage, blocks
 from hpcray.history.records import (
     Began,
-    Cluster,
+    ClusterState,
     Ended,
     Figures,
     Functions,
     Line,
-    NodeLost,
+    NodeDeath,
     Process,
     Reason,
     Running,
@@ -79,12 +79,12 @@ class ProcessRow:
 
 
 @dataclass
-class NodeRow:
-    """What is known of a node.
+class NodePart:
+    """The part of the history that is about one node.
 
     Attributes:
         began: its first record; None: its file has none. last: time of its last record, by its own clock.
-        ended: it was told to end, with this code. figures: (time, row) over time, see `NodeFigures.row`.
+        ended: it was asked to end, with this code. figures: (time, row) over time, see `NodeFigures.row`.
         functions: what has run there. partial: some runs were not seen. lost: the head has declared it dead for this.
         damage: what could not be read of its files.
     """
@@ -119,7 +119,7 @@ class JobHistory:
 
     def __init__(self, run: Run, whole: bool = True) -> None:
         self.run = run
-        self.nodes: dict[int, NodeRow] = {}
+        self.nodes: dict[int, NodePart] = {}
         self.processes: dict[bytes, ProcessRow] = {}
         self.tasks: list[TaskRow] = []
         self.seen = 0
@@ -131,7 +131,7 @@ class JobHistory:
         self.lines: list[tuple[int, Line]] = []
         self.problems: list[str] = []
         for number, names in list(run.files.items())[: None if whole else _LISTED]:
-            node = self.nodes[number] = NodeRow(number)
+            node = self.nodes[number] = NodePart(number)
             for name in names if whole else names[-1:]:
                 self._read_file(node, name, whole)
         self.reasons.sort(key=lambda item: item[1].at)
@@ -140,7 +140,7 @@ class JobHistory:
 
     # ------------------------------------------------------------ reading
 
-    def _read_file(self, node: NodeRow, name: str, whole: bool) -> None:
+    def _read_file(self, node: NodePart, name: str, whole: bool) -> None:
         try:
             parts = [self.run.read(name)] if whole else self._ends_of(name)
         except OSError as error:
@@ -158,7 +158,7 @@ class JobHistory:
         head = self.run.read_head(name, _FIRST)
         return [head] if len(head) < _FIRST else [head, self.run.read(name, _TAIL)]
 
-    def _take(self, node: NodeRow, record: Any) -> None:
+    def _take(self, node: NodePart, record: Any) -> None:
         node.last = max(node.last, record.at if not isinstance(record, Began) or not record.earlier else 0.0)
         match record:
             case Began():
@@ -183,10 +183,10 @@ class JobHistory:
                     known.actor = record.actor or known.actor
             case Line():
                 self.lines.append((node.number, record))
-            case NodeLost():
-                lost = self.nodes.setdefault(record.node, NodeRow(record.node))
+            case NodeDeath():
+                lost = self.nodes.setdefault(record.node, NodePart(record.node))
                 lost.lost, lost.lost_at = lost.lost or record.reason, lost.lost_at or record.at
-            case Cluster():
+            case ClusterState():
                 self.actors.update(record.actors)
                 self.groups.update(record.groups)
                 self.known_nodes = record.nodes or self.known_nodes
@@ -195,14 +195,14 @@ class JobHistory:
             case Ended():
                 node.ended = node.ended or record
 
-    def _process(self, node: NodeRow, proc: bytes, pid: int, kind: str) -> ProcessRow:
+    def _process(self, node: NodePart, proc: bytes, pid: int, kind: str) -> ProcessRow:
         known = self.processes.get(proc)
         if known is None:
             known = self.processes[proc] = ProcessRow(node.number, proc, pid, kind)
         known.pid, known.kind = pid or known.pid, kind or known.kind
         return known
 
-    def _take_tasks(self, node: NodeRow, record: Tasks) -> None:
+    def _take_tasks(self, node: NodePart, record: Tasks) -> None:
         self.seen += record.seen
         for task, name, end, us, failed in record.rows:
             if 0 <= name < len(record.names):
@@ -221,7 +221,7 @@ class JobHistory:
     # ------------------------------------------------------------ answers
 
     @property
-    def head(self) -> NodeRow:
+    def head(self) -> NodePart:
         """The node whose record says most about the job: the first one that there is."""
         return next((node for node in self.nodes.values() if node.began is not None), next(iter(self.nodes.values())))
 
@@ -252,7 +252,7 @@ class JobHistory:
         return [number for number in range(self.node_count) if number not in self.run.files]
 
     def functions(self) -> dict[str, FunctionRow]:
-        """What has run on all nodes, by function."""
+        """Counts and times of all nodes, by function."""
         found: dict[str, FunctionRow] = {}
         for node in self.nodes.values():
             add_functions(found, node.functions)
@@ -264,8 +264,8 @@ class JobHistory:
         return any(node.partial for node in self.nodes.values())
 
     def running(self) -> Iterator[tuple[ProcessRow, bytes, str, float]]:
-        """What ran when each process was heard of last, with since when: those that have ended before the job left
-        out."""
+        """The tasks that ran when each process was heard of last, and since when. Processes that have ended before the
+        job are left out."""
         for process in self.processes.values():
             over = process.gone and process.exit not in ("", "JOB_ENDED")
             if process.running is not None and not over:
@@ -294,7 +294,7 @@ class JobHistory:
         return found
 
     def is_call(self, name: str) -> bool:
-        """Whether a function is the method of an actor, as far as that is known."""
+        """True if a function is the method of an actor, as far as that is known."""
         classes = {row.get("class_name", "").rpartition(".")[2] for row in self.actors.values()}
         return name.rpartition(".")[0].rpartition(".")[2] in classes
 
@@ -315,7 +315,7 @@ class JobHistory:
         return sorted(rows, key=lambda row: -row[2])
 
     def complaints(self) -> list[str]:
-        """What is missing in this history, for people; nothing if it is whole."""
+        """The gaps of this history, for people; nothing if it is whole."""
         found = list(self.problems)
         for node in self.nodes.values():
             damage = node.damage

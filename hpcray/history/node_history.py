@@ -26,15 +26,15 @@ from hpcray.history.records import (
     Alive,
     Ask,
     Began,
-    Cluster,
+    ClusterState,
     Ended,
     Figures,
     Functions,
     Line,
-    NodeLost,
+    NewRecords,
+    NodeDeath,
     Process,
     Reason,
-    Report,
     encode,
 )
 from hpcray.history.runs import boot_id, file_name, history_root, job_name, prune
@@ -78,7 +78,7 @@ class NodeHistory(NodeExtension):
         self._raylet = raylet
         self._loop = raylet.loop
         self._node = raylet.node
-        self._decode = msgspec.msgpack.Decoder(Report).decode
+        self._decode = msgspec.msgpack.Decoder(NewRecords).decode
         self._writer: BlockWriter | None = None
         self._pending: list[Any] = []
         self._began: Began | None = None
@@ -138,7 +138,7 @@ class NodeHistory(NodeExtension):
 
     def node_died(self, node: int, reason: str) -> None:
         """Another node is dead."""
-        self._add(NodeLost(time.time(), node, reason))
+        self._add(NodeDeath(time.time(), node, reason))
         self._flush()
 
     def printed(self, severity: str, text: str) -> None:
@@ -253,7 +253,7 @@ class NodeHistory(NodeExtension):
             return
         began = time.perf_counter()
         gcs = head.gcs if isinstance(head, RecoveringGcs) else head
-        found = Cluster(time.time())
+        found = ClusterState(time.time())
         for row in gcs.actors.actor_rows(now):
             self._note(found.actors, row["actor"], {name: row[name] for name in _ACTOR_FIELDS})
         for row in _answer(gcs, "placement_groups"):
@@ -296,14 +296,14 @@ class NodeHistory(NodeExtension):
         self._written_at = self._loop.now
 
     def _first_records(self) -> list[Any]:
-        """What a new file begins with: all that readers need of the files before it, which may be gone then."""
+        """The first block of a further file: all that readers need of the files before it, which may be gone then."""
         assert self._began is not None
         self._began.earlier = True
         first: list[Any] = [self._began, Functions(time.time(), self._functions.all(), self._functions.partial)]
         if self._cluster or self._nodes:
             actors = {ident: row for ident, row in self._cluster.items() if "class_name" in row}
             groups = {ident: row for ident, row in self._cluster.items() if "class_name" not in row}
-            first.append(Cluster(time.time(), actors, groups, self._nodes))
+            first.append(ClusterState(time.time(), actors, groups, self._nodes))
         return first
 
     def _with_exit(self, proc: bytes, row: Process) -> Process:
@@ -345,7 +345,7 @@ class NodeHistory(NodeExtension):
 
 
 class _FunctionTotals:
-    """What has run on a node by function, as its processes have said. partial: they have not seen all of it."""
+    """Counts and times of a node by function, as its processes have said. partial: they have not seen all of it."""
 
     def __init__(self) -> None:
         self._ended: dict[str, FunctionRow] = {}
@@ -428,7 +428,7 @@ class _Place:
         )
 
     def complaint(self, problem: str) -> str:
-        """What is said where nothing can be written."""
+        """The line that is printed where nothing can be written."""
         return (
             f"the history of this node is not written, or not whole: {self._root}: {problem}. The job goes on without; "
             "hint: HPCRAY_HISTORY_DIR names another directory, HPCRAY_HISTORY=0 turns it off"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hpcray.history.job_history import JobHistory, NodeRow, clock, essence
+from hpcray.history.job_history import JobHistory, NodePart, clock, essence
 from hpcray.history.runs import boot_id
 from hpcray.platform.process_tree import ProcessIdentity
 
@@ -43,7 +43,7 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class SlurmRecord:
-    """What Slurm says of a job. source: the command that said it. facts: Slurm's own words, by Slurm's names."""
+    """The word of Slurm on a job. source: the command that said it. facts: Slurm's own words, by Slurm's names."""
 
     state: str
     text: str
@@ -142,11 +142,11 @@ def _first_cause(history: JobHistory) -> str:
     return first.text
 
 
-def _is_here(node: NodeRow) -> bool:
+def _is_here(node: NodePart) -> bool:
     return node.began is not None and node.began.host == socket.gethostname()
 
 
-def _lives(node: NodeRow) -> bool:
+def _lives(node: NodePart) -> bool:
     began = node.began
     if began is None or not _is_here(node) or began.boot != boot_id():
         return False
@@ -158,7 +158,7 @@ def _lives(node: NodeRow) -> bool:
 
 
 def ask_slurm(history: JobHistory, run: Callable[..., str | None] | None = None) -> SlurmRecord | None:
-    """What Slurm says of the run: from the accounting, else from the controller; None where neither knows.
+    """The word of Slurm on the run: from the accounting, else from the controller; None where neither knows.
 
     Args:
         history: of the run; of a job that Slurm does not know by number nothing is asked.
@@ -171,7 +171,7 @@ def ask_slurm(history: JobHistory, run: Callable[..., str | None] | None = None)
     return _from_accounting(run, job, history) or _from_controller(run, job, history)
 
 
-def _nodes(history: JobHistory) -> Sequence[NodeRow]:
+def _nodes(history: JobHistory) -> Sequence[NodePart]:
     return list(history.nodes.values())
 
 

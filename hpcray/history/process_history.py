@@ -1,4 +1,4 @@
-"""What a driver or worker tells its raylet for the history, when the raylet asks.
+"""The answers of a driver or worker to its raylet, which writes the history.
 
 Nothing is noted for it between two questions: the answer is read from what the process keeps anyway, its ring of ended
 tasks (`hpcray.runtime.worker.task_events`) and its tables.
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from hpcray.history.records import Ask, Report, Running, Tasks, encode
+from hpcray.history.records import Ask, NewRecords, Running, Tasks, encode
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.extensions import Extension, ExtensionProcess
 
@@ -46,7 +46,7 @@ class ProcessHistory(Extension):
         """A raylet asks (lock held)."""
         self.send(source, self._report())
 
-    def _report(self) -> Report:
+    def _report(self) -> NewRecords:
         introspect = self.process.diagnostics.introspect
         said = introspect("figures", ())
         functions = {name: row for name, row in said["functions"].items() if self._counted.get(name) != row[0]}
@@ -75,7 +75,7 @@ class ProcessHistory(Extension):
                 waits,
             )
             records.append(msgspec.Raw(encode(now)))
-        return Report(functions, said["partial"], seen, records, not records and not functions)
+        return NewRecords(functions, said["partial"], seen, records, not records and not functions)
 
     def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:
         new = []

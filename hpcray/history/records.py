@@ -50,8 +50,8 @@ class Began(Struct, array_like=True, tag=1):
 
 
 class Figures(Struct, array_like=True, tag=2):
-    """What a node uses: `NodeFigures.row`, without what is elsewhere. account: seconds of its cores by what they did
-    since the node's start (`hpcray.history.core_time`)."""
+    """The resources of a node and their use: `NodeFigures.row`. account: seconds of its cores by what they did since the
+    node's start."""
 
     at: float
     row: dict[str, Any]
@@ -59,8 +59,8 @@ class Figures(Struct, array_like=True, tag=2):
 
 
 class Functions(Struct, array_like=True, tag=3):
-    """What has run on a node since its start, by function; later rows replace earlier ones of the same name. partial:
-    some runs were not seen."""
+    """Counts and times of a node since its start, by function; later rows replace earlier ones. partial: some runs were
+    not seen."""
 
     at: float
     functions: dict[str, FunctionRow]
@@ -87,7 +87,7 @@ class Tasks(Struct, array_like=True, tag=4):
 
 
 class Running(Struct, array_like=True, tag=5):
-    """What a process does at a moment. running: task id, name, seconds. queued: tasks and calls of its own that have
+    """The work of a process at a moment. running: task id, name, seconds. queued: tasks and calls of its own that have
     not been sent, by name. blocked: tasks that wait in `get` or `wait`. Replaces the record before it."""
 
     at: float
@@ -119,7 +119,7 @@ class Line(Struct, array_like=True, tag=7):
     text: str
 
 
-class NodeLost(Struct, array_like=True, tag=8):
+class NodeDeath(Struct, array_like=True, tag=8):
     """The head has declared a node dead."""
 
     at: float
@@ -127,8 +127,8 @@ class NodeLost(Struct, array_like=True, tag=8):
     reason: str
 
 
-class Cluster(Struct, array_like=True, tag=9):
-    """What the head knows: actors and placement groups that have changed, by id, and all nodes."""
+class ClusterState(Struct, array_like=True, tag=9):
+    """The tables of the head: actors and placement groups that have changed, by id, and all nodes."""
 
     at: float
     actors: dict[bytes, dict[str, Any]] = {}
@@ -158,14 +158,14 @@ class Alive(Struct, array_like=True, tag=12):
     at: float
 
 
-Record = Union[Began, Figures, Functions, Tasks, Running, Process, Line, NodeLost, Cluster, Reason, Ended, Alive]
+Record = Union[Began, Figures, Functions, Tasks, Running, Process, Line, NodeDeath, ClusterState, Reason, Ended, Alive]
 
 
 class Ask(Struct, array_like=True, tag=0):
-    """r→p: what has come since the last question? Answer: Report."""
+    """r→p: what has come since the last question? Answer: NewRecords."""
 
 
-class Report(Struct, array_like=True, tag=1):
+class NewRecords(Struct, array_like=True, tag=1):
     """p→r, answer to Ask. functions: rows that have changed, since the start of the process. partial: some runs were
     not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new."""
 

@@ -1,4 +1,4 @@
-"""What happens on a node: its events for people (`list_cluster_events`), and the door between a raylet and features.
+"""The events on a node: those for people (`list_cluster_events`), and the door between a raylet and features.
 
 A feature inside a raylet is a `NodeExtension`. The entry point of raylets hands in functions that make them
 (`hpcray.runtime.node.node_features`); the kernel does not know them.
