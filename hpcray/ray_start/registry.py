@@ -184,16 +184,22 @@ class Registry:
         with contextlib.suppress(StartupError, OSError), open_start_directory(self.path, make=False) as place:
             place.remove(name)
 
-    def sweep(self, allocation: str) -> None:
+    def sweep(self, allocation: str, reasons: bool = True) -> None:
         """Remove what killed processes of this host have left. Commands of the allocation that have failed or ended
-        keep their reasons until the allocation has another one on this host."""
+        keep their reasons until the allocation has another one on this host.
+
+        Args:
+            reasons: whether those of commands that have failed go, too.
+        """
         host, now = socket.gethostname(), time.time()
         with contextlib.suppress(StartupError, OSError):
             for _, call in self._files(_CALL, StartCall):
-                over = call.state == FAILED or call.is_gone()
+                gone = call.is_gone()
+                if gone:
+                    self.remove_cluster(call.ident)  # a secret of nothing
+                over = gone or (reasons and call.state == FAILED)
                 mine = call.host == host and (call.allocation == allocation or not call.allocation)
                 if over and (mine or now - call.begun > _KEPT):
-                    self.remove_cluster(call.ident)
                     self.remove_call(call.ident)
 
 

@@ -177,13 +177,31 @@ def test_the_end_of_a_keeper_is_the_end_of_its_node(shell: Shell) -> None:
     shell.ray("start", "--head", "--num-cpus=1")
     (path,) = shell.tmp.glob("hpcray-*/*/ray_start.json")
     os.kill(json.loads(path.read_text())["keeper"], signal.SIGKILL)
+
+    def secrets() -> list[Path]:
+        return list((shell.place / "clusters").glob("*.cluster"))
+
     until = time.monotonic() + 10.0
-    while path.parent.exists() and time.monotonic() < until:
+    while (path.parent.exists() or secrets()) and time.monotonic() < until:  # the secret goes after the directory
         time.sleep(0.02)
-    assert not path.parent.exists() and not list((shell.place / "clusters").glob("*.cluster"))
+    assert not path.parent.exists() and not secrets()
     shell.ray("start", "--head", "--num-cpus=1")  # removes what the killed one has left
     assert len(list((shell.place / "clusters").glob("*.call"))) == 1
-    shell.ray("stop", "-g", "5")
+    (path,) = shell.tmp.glob("hpcray-*/*/ray_start.json")
+    os.kill(json.loads(path.read_text())["keeper"], signal.SIGKILL)
+    shell.ray("stop", "-g", "5")  # waits for its end, and removes the rest
+    assert not shell.left()
+
+
+def test_ray_stop_ends_a_node_that_a_shell_has_started_by_an_ampersand(shell: Shell) -> None:
+    line = " ".join(shell.command("start", "--head", "--num-cpus=1", "--block"))
+    script = f"{line} >/dev/null 2>&1 & until {' '.join(shell.command('status'))}; do sleep 0.1; done; echo $!"
+    done = subprocess.run(["sh", "-c", script], env=shell.environ, stdout=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+    began = time.monotonic()
+    assert "Stopped all 1" in shell.ray("stop", "--force")  # by SIGQUIT, which a shell has such a command ignore
+    assert time.monotonic() - began < 4.5
+    assert not shell.left()
 
 
 def test_two_heads_need_two_ports(shell: Shell) -> None:
