@@ -163,7 +163,7 @@ LINES_OF_CODE = {
     "progress_bars": 223,
     "protocol": 1502,
     "ray_api": 451,
-    "ray_start": 1570,
+    "ray_start": 1900,
     "runtime": 12906,
     "runtime_env": 1131,
     "state": 3916,
