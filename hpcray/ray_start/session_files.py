@@ -112,7 +112,7 @@ class SessionFiles:
 
 
 def sweep_files(environ: Mapping[str, str]) -> None:
-    """Remove what killed nodes have left in the temporary directory that they had without being told one."""
+    """Remove what killed nodes have left in the default temporary directory."""
     top, keep = temporary_directory(None, environ)
     with contextlib.suppress(OSError):
         if not keep and os.stat(top).st_uid == os.getuid():
