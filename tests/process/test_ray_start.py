@@ -11,6 +11,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -234,6 +236,39 @@ def test_without_a_bell_nothing_listens_and_a_taken_port_is_no_failure(shell: Sh
         log = (shell.place / "t" / "session_latest" / "logs" / "ray_start.log").read_text()
         assert f"no bell at port {port}" in log and "--node-manager-port" in log
         shell.ray("stop")
+
+
+def test_rays_rest_api_is_there_where_hpcrays_own_variable_asks_for_it(shell: Shell) -> None:
+    pytest.importorskip("uvicorn")
+    pytest.importorskip("wsproto")
+    port = free_port()
+    home = {"HPCRAY_RAY_API": "1", "HOME": str(shell.place)}
+    said = shell.ray("start", "--head", "--num-cpus=1", f"--dashboard-port={port}", "--include-dashboard=true", **home)
+    exports = dict(re.findall(r"export (\w+)=(\S+)", said))
+    assert exports["RAY_API_SERVER_ADDRESS"] == f"http://127.0.0.1:{port}", said
+    url = f"{exports['RAY_API_SERVER_ADDRESS']}/api/version"
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(url, timeout=10)
+    token = Path(exports["RAY_AUTH_TOKEN_PATH"]).read_text()
+    with urllib.request.urlopen(
+        urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"}), timeout=10
+    ) as answer:
+        assert json.loads(answer.read())["ray_version"]
+    shell.ray("stop")
+    until = time.monotonic() + 10.0
+    with contextlib.suppress(ConnectionRefusedError):
+        while time.monotonic() < until:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+            time.sleep(0.05)
+        pytest.fail("the API has outlived its node")
+    shell.ray("start", "--head", "--num-cpus=1", f"--dashboard-port={port}", "--include-dashboard=true")
+    with pytest.raises(ConnectionRefusedError):  # what scripts say out of habit is not asking for it
+        socket.create_connection(("127.0.0.1", port), timeout=5)
+    shell.ray("stop")
+    with socket.create_server(("127.0.0.1", port)):
+        said = shell.ray("start", "--head", "--num-cpus=1", f"--dashboard-port={port}", **home)
+        assert "no REST API" in said and "Ray runtime started." in said
+    shell.ray("stop")
 
 
 def test_the_address_of_a_node_is_the_given_one(shell: Shell) -> None:
