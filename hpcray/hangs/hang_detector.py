@@ -2,7 +2,7 @@
 
 Certain hangs: a circle of waits that two looks have found, at least `SECOND_LOOK` seconds apart, without a change in
 between. Likely hangs: nothing in the job has gone on for `seconds`, and nothing in it may go on by itself. The time in
-which somebody has stopped a process does not count.
+which a process is stopped does not count.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHARE = 0.001
 
 @dataclass(frozen=True)
 class CircleLook:
-    """What a look has found about certain hangs.
+    """The result of one look for certain hangs.
 
     Attributes:
         circle: None: there is none. stamps: of the processes of the circle, what changes when they do anything.
@@ -46,7 +46,8 @@ class CircleDetector:
             self._first = None
             return None
         first = self._first
-        if first is None or first.circle is None or not look.circle.same_as(first.circle) or look.stamps != first.stamps:
+        known = first is not None and first.circle is not None and look.circle.same_as(first.circle)
+        if first is None or not known or look.stamps != first.stamps:
             self._first, self._since = look, now
             return None
         if now - self._since < SECOND_LOOK:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Iterable
 from typing import Any
 
-from hpcray.common.exceptions import HangError
+from hpcray.common.exceptions import HangError, RayError
 from hpcray.common.ids import owner_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
@@ -134,9 +134,9 @@ class HangWatcher:
             began = time.thread_time()
             try:
                 self._look_for_circles()
+            except RayError:
+                continue  # the session ends, or the raylet is gone
             except Exception:
-                if self._process.dead is not None:
-                    return
                 traceback.print_exc()  # a defect of ours must not end the program, nor its watch
             period = self._circles.period(time.thread_time() - began)
 

@@ -1,4 +1,4 @@
-"""What one process tells another of its waits, and the messages in which it does."""
+"""Waits of one process as another one gets to know them, and the messages of that."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Looked(Struct, tag=1):
 
 
 class EndWait(Struct, tag=2):
-    """An object can never be made: whoever waits for it gets a `HangError`.
+    """An object can never be made: those that wait for it get a `HangError`.
 
     Attributes:
         chain: of the error. queued: whether the call that was to make it waits in its actor, and must not run later.

@@ -1,4 +1,4 @@
-"""What the threads and coroutines of this process do, and for which objects they wait: one process's part of a look.
+"""The threads and coroutines of this process, and the objects that they wait for: one process's part of a look.
 
 Nothing is kept for it while the program runs: the stacks say which `get` or `wait` a thread is in, and the variables of
 its frame say for what. A look costs a stack walk per thread, and is made only where a job may hang.
@@ -27,7 +27,7 @@ from hpcray.runtime.core_worker.wait_manager import WaitManager
 from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner
 
 _GET, _WAIT = ObjectReader._await_local.__code__, WaitManager._wait.__code__
-_POOL_THREAD = futures_thread._worker.__code__  # type: ignore[attr-defined]
+_POOL_THREAD = futures_thread._worker.__code__
 _TIMER = threading.Timer.run.__code__
 _MONITORS = (os.sep + os.path.join("tqdm", "_monitor.py"),)
 """Files of threads that libraries keep for themselves, and that end no wait of a program."""
@@ -115,9 +115,7 @@ class _Look:
         there = len(local.get("ready") or ())
         missing = [oid for oid in oids if oid in entries and not entries[oid].available]
         wanted = max(1, int(local.get("num_returns") or 1) - max(there, len(oids) - len(missing)))
-        return WaitLook(
-            ident, wanted, missing[:_MOST_OBJECTS], timed, call, place, len(missing) <= _MOST_OBJECTS
-        )
+        return WaitLook(ident, wanted, missing[:_MOST_OBJECTS], timed, call, place, len(missing) <= _MOST_OBJECTS)
 
     def _coroutines_of(self, loop: Any, blocked_by: int) -> bytes:
         """Note the coroutines of an event loop. blocked_by: the thread, if a `get` on it keeps them all from going on.
@@ -164,7 +162,7 @@ class _Look:
             self.calls.append(call)
 
     def _acts(self, frames: list[FrameType]) -> bool:
-        """Whether a thread without code of the program may do something for it."""
+        """Return whether a thread without code of the program may do something for it."""
         ours = any(part_of_hpcray(frame.f_code.co_filename) for frame in frames)
         pool = frames[0].f_code is _POOL_THREAD
         return not (ours or pool) or any(frame.f_code is _TIMER for frame in frames)

@@ -92,7 +92,7 @@ def stuck_nodes(graph: Graph) -> set[Key]:
 def find_circle(graph: Graph, stuck: Collection[Key]) -> Circle | None:
     """Return a circle among stuck nodes; None if there is none.
 
-    Each stuck node depends on a stuck one, so whoever follows them comes back to where he was.
+    Each stuck node depends on a stuck one, so a path that follows them comes back to itself.
     """
     for path in _circles(graph, stuck):
         waits = [place for place, key in enumerate(path) if key[0] == WAIT]
@@ -147,7 +147,7 @@ def waiting_for(graph: Graph, keys: Iterable[Key]) -> set[Key]:
 
 
 class WaitFacts:
-    """What is known of the waits of a job at one moment, and the graph that follows from it.
+    """The waits of a job as far as they are known at one moment, and the graph that follows from it.
 
     Attributes:
         looks: by process. statuses: of objects, as their owners know them (`ObjectStatus` as a dict); None: the owner

@@ -1,4 +1,4 @@
-"""What threads wait for, as the kernel sees it (`/proc/PID/task/TID/syscall`). Nothing is stopped for it."""
+"""The waits of threads as the kernel sees them (`/proc/PID/task/TID/syscall`). Nothing is stopped for it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _NUMBERS = {
 
 
 class KernelWait(Struct, frozen=True):
-    """What one thread waits for.
+    """The wait of one thread.
 
     Attributes:
         kind: one of those above. target: what the descriptor of a READ, ACCEPT or FILE_LOCK is, as /proc names it.
