@@ -152,7 +152,7 @@ LINES_OF_CODE = {
     "diagnostics": 2583,
     "experimental": 665,
     "graphs": 2203,
-    "hangs": 600,
+    "hangs": 596,
     "job_submission": 731,
     "jobs": 1255,
     "kernel": 38978,
