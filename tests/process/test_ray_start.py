@@ -303,6 +303,15 @@ def test_a_program_finds_why_ray_start_failed_in_the_background(shell: Shell) ->
         path.unlink()
 
 
+def test_a_program_that_comes_before_ray_start_waits_for_it(shell: Shell) -> None:
+    job = {"SLURM_JOB_ID": "4294967291"}
+    late = subprocess.Popen(["sh", "-c", 'sleep 3; exec "$@"', "sh", *shell.command("start", "--head", "--num-cpus=3")],
+                            env={**shell.environ, **job}, stdout=subprocess.DEVNULL)  # fmt: skip
+    said = shell.program("", "1", text=PROGRAM.replace("*sys.argv[1:2]", ""), **job)
+    assert "cpus 3" in said and late.wait(10) == 0, said
+    assert "Stopped all 1" in shell.ray("stop", **job)
+
+
 def test_ctrl_c_while_it_waits_leaves_nothing(shell: Shell) -> None:
     node = shell.start("start", f"--address=127.0.0.1:{free_port()}")
     time.sleep(1.5)
