@@ -16,7 +16,7 @@ from hpcray.platform.config_files import configured_environment
 from hpcray.platform.session_directory import ADDRESS, has_session_file
 
 NODE_FILE = "ray_start.json"
-"""What a started node has in its session directory."""
+"""Name of the file that a started node has in its session directory."""
 _DEFAULT = "~/.hpcray/clusters"
 JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "flux": "FLUX_JOB_ID", "lsf": "LSB_JOBID"}
 """Variables that name the batch job around a process, by batch system."""
