@@ -205,6 +205,9 @@ class Config:
         history_dir: the directory of these files, on a file system that all nodes share; "": `hpcray` in
             $XDG_STATE_HOME, or in `~/.local/state`.
         history_size: bytes that they take for one job, on all nodes together; what is oldest goes first.
+        end_hangs: waits that can never end get a HangError, and a job in which nothing has gone on for this long ends,
+            unless it waits for something outside (`docs/how-to/hangs.md`); 0: neither.
+        hang_exit_code: exit code of a job that ended so. Not one that the site's RequeueExit names.
         metrics_export: "socket": a process of each node serves the node's metrics on `metrics.s` in its session
             directory; a directory: it also writes them there every 15 s, for node_exporter's textfile collector; "":
             only what the program measures is served.
@@ -283,6 +286,8 @@ class Config:
     history: bool = True
     history_dir: str = ""
     history_size: Bytes = 256 << 20
+    end_hangs: Seconds = 0.0
+    hang_exit_code: Annotated[int, msgspec.Meta(ge=3, le=125)] = 79
     metrics_export: str = ""
     trace: str = ""
 

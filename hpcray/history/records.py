@@ -50,8 +50,8 @@ class Began(Struct, array_like=True, tag=1):
 
 
 class Figures(Struct, array_like=True, tag=2):
-    """The resources of a node and their use: `NodeFigures.row`. account: seconds of its cores by what they did since the
-    node's start."""
+    """The resources of a node and their use: `NodeFigures.row`. account: seconds of its cores by what they did, since
+    the node's start."""
 
     at: float
     row: dict[str, Any]
