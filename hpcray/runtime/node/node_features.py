@@ -11,7 +11,7 @@ from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
-from hpcray.runtime.raylet.event_log import NodeEventLog
+from hpcray.runtime.raylet.event_log import NodeEventLog, NodeExtension
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
 from hpcray.runtime.raylet.log_files import LogFiles
@@ -78,8 +78,10 @@ class NodeFeatures:
         autoscaling: further nodes. diagnostics: answers about the raylet; it records the cores if the job wants that.
         labels: those that a node finds out about itself, from its settings, the count of nodes on its host, and the
             ids of its GPUs.
+        extensions: features that learn what happens on this node; None: this job wants none of it.
     """
 
     autoscaling: MakeAutoscaling
     diagnostics: Callable[[NodeParts], RayletDiagnostics]
     labels: Callable[[Config, int, Sequence[str]], dict[str, str]]
+    extensions: Sequence[Callable[[Raylet], NodeExtension | None]] = ()
