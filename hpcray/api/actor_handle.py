@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, ov
 
 import cloudpickle
 
-from hpcray.api.export import unserializable_argument
+from hpcray.api.export import ANYTHING, Arity, arity, unserializable_argument
 from hpcray.api.options import (
     METHOD_RULES,
     PER_YIELD,
@@ -19,7 +19,6 @@ from hpcray.api.options import (
     transport_of,
 )
 from hpcray.api.session import require_session
-from hpcray.api.signature import ANYTHING, Arity, arity
 from hpcray.common.ids import ActorID
 from hpcray.core.core_worker.task import ExtraOptions
 from hpcray.protocol.out_of_band import pickling

@@ -7,13 +7,12 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
-from hpcray.api.export import check_size, exported, full_name, unserializable_argument
+from hpcray.api.export import Arity, arity, check_size, describe, exported, full_name, unserializable_argument
 from hpcray.api.launch_hooks import task_hooks
 from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, transport_of, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
 from hpcray.api.session import require_session
-from hpcray.api.signature import Arity, arity, describe
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current

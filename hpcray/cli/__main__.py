@@ -29,8 +29,8 @@ from hpcray.cli.profile import profile
 from hpcray.cli.progress import progress
 from hpcray.cli.top import top
 from hpcray.cli.worker_output import print_worker_lines
+from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
-from hpcray.common.launch_config import ExecutorName
 from hpcray.common.terminal_text import plain
 from hpcray.jobs.client_mode import client_mode_command
 from hpcray.jobs.submission import LOCAL, check_request, choose_executor, with_configured_place

@@ -26,7 +26,7 @@ from hpcray.launch.launch_line import (
 from hpcray.launch.launchers import AUTO, NAMES
 from hpcray.launch.runner import run_launcher
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.status_line import TERMINAL_SIZE, terminal_size
+from hpcray.platform.console import TERMINAL_SIZE, terminal_size
 from hpcray.runtime.node.options import NODE_FLAGS, NodeOptions, parse_count
 
 _EPILOG = """\b

@@ -9,12 +9,11 @@ from typing import get_args
 import click
 
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options, session_directory
+from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import StartupError, SubmitError
-from hpcray.common.launch_config import ExecutorName
 from hpcray.jobs.added_nodes import idle_nodes, remove_nodes, scale
 from hpcray.platform.running_jobs import find_running_job
-from hpcray.runtime.node.join_token import request_join_token, write_join_token
-from hpcray.runtime.node.node_command import node_command
+from hpcray.runtime.node.join_token import node_command, request_join_token, write_join_token
 
 _ERRORS = (ConnectionError, StartupError, SubmitError, ValueError)
 

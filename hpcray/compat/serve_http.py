@@ -20,9 +20,9 @@ from hpcray.api.session import require_session
 from hpcray.compat.names.authentication import job_secret
 from hpcray.compat.names.network_utils import build_address
 from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-from hpcray.platform.http_peers import sum_up_refusals
 from hpcray.platform.private_files import write_private_file
 from hpcray.platform.sockets import bind_private
+from hpcray.platform.tcp_peers import sum_up_refusals
 
 logger = logging.getLogger("ray.serve")
 

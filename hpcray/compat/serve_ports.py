@@ -18,9 +18,8 @@ from typing import Any
 
 from hpcray.api.session import require_session
 from hpcray.compat import serve_http
-from hpcray.platform.http_peers import RefusalLog, refuse_strangers
 from hpcray.platform.sockets import node_ip_address
-from hpcray.platform.tcp_peers import Address, is_own_peer
+from hpcray.platform.tcp_peers import Address, RefusalLog, is_own_peer, refuse_strangers
 
 logger = logging.getLogger("ray.serve")
 

@@ -46,7 +46,7 @@ _MORE_CONSTANTS = (
     "RAY_ENABLE_EXPORT_API_WRITE_CONFIG RAY_EXPORT_EVENT_MAX_BACKUP_COUNT RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES TPU"
 )
 _LOG_CONSTANTS = (
-    "hpcray.common.log_names:LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME",
+    "hpcray.common.job_names:LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME",
     "hpcray.runtime.core_worker.worker_output:TESTING_NEVER_DEDUP_TOKEN",
 )
 _LOG = (
@@ -84,7 +84,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.dashboard.modules.job": (),
     "ray.dashboard.modules.job.common": (
         "hpcray.state.job_table:JobErrorType JobInfo JobStatus",
-        "hpcray.common.submitted_jobs:JOB_ACTOR_NAME_TEMPLATE JOB_ID_METADATA_KEY JOB_LOGS_PATH_TEMPLATE "
+        "hpcray.common.job_names:JOB_ACTOR_NAME_TEMPLATE JOB_ID_METADATA_KEY JOB_LOGS_PATH_TEMPLATE "
         "JOB_NAME_METADATA_KEY SUPERVISOR_ACTOR_RAY_NAMESPACE",
         "hpcray.job_submission.job_request:JobSubmitRequest",
     ),
@@ -237,7 +237,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "client_mode_should_convert client_mode_wrap disable_client_hook enable_client_mode is_client_mode_enabled "
         "is_client_mode_enabled_by_default",
     ),
-    "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.gc_thread:PythonGCThread",),
+    "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.threads:PythonGCThread",),
     "ray._private.internal_api": (
         f"{_NAMES}.internal_api:get_local_ongoing_lineage_reconstruction_tasks get_memory_info_reply "
         "get_state_from_address global_gc memory_summary",
@@ -246,7 +246,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS, _MORE_CONSTANTS, *_LOG_CONSTANTS),
     "ray._private.ray_logging": (f"{_NAMES}.ray_logging:NUMBERS setup_logger",),
-    "ray._private.ray_logging.logging_config": ("hpcray.api.logging_config:LoggingConfig",),
+    "ray._private.ray_logging.logging_config": ("hpcray.api.driver_job:LoggingConfig",),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.context": ("hpcray.runtime_env.runtime_env_plugin:RuntimeEnvContext",),
     "ray._private.runtime_env.plugin": (

@@ -54,8 +54,8 @@ from hpcray.platform.stacks import coroutine_stacks, thread_stacks
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.actor_submitter import ActorClient
+from hpcray.runtime.core_worker.context import Handler, HandlerTable
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
-from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.task_events import MAX_ERROR_TEXT
 

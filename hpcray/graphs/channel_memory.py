@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hpcray.graphs import futex
-from hpcray.platform.spin_window import PAUSE_DECAY, PREEMPTED, SHORTEST_PAUSE, SpinWindow
+from hpcray.platform.busy_poll import PAUSE_DECAY, PREEMPTED, SHORTEST_PAUSE, SpinWindow
 
 LINE = 64
 WORD = 4

@@ -23,7 +23,7 @@ from hpcray.api.runtime_env import package_of, package_uri, path_of_module
 from hpcray.api.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.exceptions import RayError
-from hpcray.common.submitted_jobs import (
+from hpcray.common.job_names import (
     JOB_ACTOR_NAME_TEMPLATE,
     JOB_LOGS_PATH_TEMPLATE,
     SUPERVISOR_ACTOR_RAY_NAMESPACE,

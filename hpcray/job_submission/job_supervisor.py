@@ -15,14 +15,14 @@ from typing import Any
 
 from hpcray.api.actor import exit_actor
 from hpcray.common.config import RAY_LIBRARIES
-from hpcray.common.log_names import logs_directory
-from hpcray.common.ray_version import STANDIN
-from hpcray.common.submitted_jobs import (
+from hpcray.common.job_names import (
     JOB_CONFIG_VARIABLE,
     JOB_ID_METADATA_KEY,
     JOB_LOGS_PATH_TEMPLATE,
     JOB_NAME_METADATA_KEY,
+    logs_directory,
 )
+from hpcray.common.ray_version import STANDIN
 from hpcray.job_submission.entrypoint import Entrypoint
 from hpcray.platform.gpu_visibility import gpu_visibility_state
 from hpcray.platform.numa_binding import OMP_NUM_THREADS

@@ -18,8 +18,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hpcray.common.config import parse_size
 from hpcray.common.exceptions import SubmitError
-from hpcray.common.sizes import parse_size
 from hpcray.jobs import PickledCall, write_pickle
 from hpcray.jobs.batch_job import LAUNCH, SCRIPT_OUTPUT
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hpcray.common.ids import raylet_of, show_proc
-from hpcray.common.log_names import FIRST_JOB
+from hpcray.common.job_names import FIRST_JOB
 from hpcray.common.resources import JOB_FIELD
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.protocol.messages import JobInfo as DriverJob

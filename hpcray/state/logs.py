@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcray.common.ids import raylet_of
-from hpcray.common.log_names import LOG_PIECE, parse_worker_log_name
-from hpcray.common.submitted_jobs import JOB_LOGS_PATH_TEMPLATE
+from hpcray.common.job_names import JOB_LOGS_PATH_TEMPLATE, LOG_PIECE, parse_worker_log_name
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.aggregator import StateAggregator

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcray.common.ids import raylet_of
-from hpcray.common.log_names import parse_worker_log_name, split_rotation
+from hpcray.common.job_names import parse_worker_log_name, split_rotation
 from hpcray.core.core_worker.output_lines import OutputLines
 from hpcray.diagnostics.cluster_query import ClusterQuery
 from hpcray.protocol.messages import WorkerOutput

@@ -18,7 +18,7 @@ STRINGS = {
 
 INJECTED = {
     ": UnhandledErrors.report": 1,
-    ": blocking_get.is_expected": 1,
+    ": actor_event_loop.is_expected": 1,
     "ActorExecutor._replace_values: self.worker.reply": 1,
     "ActorExecutor.refuse_calls: self.call": 1,
     "ActorManager.set_admission: self._admission": 1,
@@ -116,65 +116,51 @@ SHORT_WITH_REASON = {
 """Files of fewer than 40 lines that stay: ten at most."""
 
 SHORT_FILES = {
-    "api/submitted_driver.py": 1,
     "cli/option_types.py": 1,
-    "common/deferred_bytes.py": 1,
     "common/deprecation.py": 1,
     "common/keyed_hash.py": 1,
-    "common/madvise.py": 1,
-    "common/overflow.py": 1,
     "common/ray_version.py": 1,
-    "common/sizes.py": 1,
-    "common/submitted_jobs.py": 1,
-    "core/throttler.py": 1,
     "graphs/output_node.py": 1,
     "jobs/client_mode.py": 1,
-    "platform/kept_logs.py": 1,
-    "platform/spin_window.py": 1,
-    "runtime/core_worker/handler_tables.py": 1,
-    "runtime/node/node_death.py": 1,
-    "runtime/node/raylet_ready.py": 1,
-    "runtime/raylet/event_log.py": 1,
-    "runtime/worker/log_context.py": 1,
     "state/process_memory.py": 1,
 }
 """The others, each of which goes to its noun."""
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3084,
-    "autoscaler": 804,
-    "cli": 2813,
-    "common": 1501,
+    "api": 3082,
+    "autoscaler": 856,
+    "cli": 2812,
+    "common": 1491,
     "compat": 3440,
-    "core": 12611,
+    "core": 12549,
     "dashboard": 1192,
     "diagnostics": 2583,
     "experimental": 665,
     "graphs": 2203,
     "job_submission": 731,
     "jobs": 1255,
-    "kernel": 38779,
+    "kernel": 38578,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 121,
-    "platform": 5328,
-    "processes": 406,
+    "platform": 5323,
+    "processes": 428,
     "progress_bars": 223,
-    "protocol": 1502,
+    "protocol": 1491,
     "ray_api": 451,
-    "ray_start": 1570,
-    "runtime": 12906,
+    "ray_start": 1569,
+    "runtime": 12765,
     "runtime_env": 1131,
-    "state": 3916,
+    "state": 3915,
     "tensors": 3321,
     "top": 758,
-    "transport": 1877,
+    "transport": 1874,
     "util": 4110,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 563,
+    "whole": 506,
 }
 """Files of the package, those of compat/standin left out."""

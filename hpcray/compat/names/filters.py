@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 from hpcray.platform.log_format import add_context
-from hpcray.runtime.worker.log_context import log_context
+from hpcray.runtime.worker.log_output import log_context
 
 
 class CoreContextFilter(logging.Filter):

@@ -11,7 +11,7 @@ from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import ClientContext, post_init_hooks, require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
-from hpcray.common.log_names import logs_directory
+from hpcray.common.job_names import logs_directory
 from hpcray.compat.names.gcs_client import GcsClient
 from hpcray.compat.names.generator_batches import wait_for_batches as _wait_generators_bulk
 from hpcray.compat.names.ids import ActorID, ClusterID, JobID, NodeID, TaskID, WorkerID
@@ -28,7 +28,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors, log_unhandled
 from hpcray.runtime.core_worker.worker_output import print_to_stdstream, print_worker_logs
-from hpcray.runtime.worker import blocking_get
+from hpcray.runtime.worker import actor_event_loop
 
 CHANGING = ("_global_node",)
 """Names whose value the facade must not cache."""
@@ -67,7 +67,7 @@ def _blocking_is_expected() -> bool:
     return bool(module.blocking_get_inside_async_warned)
 
 
-blocking_get.is_expected = _blocking_is_expected
+actor_event_loop.is_expected = _blocking_is_expected
 
 
 _post_init_hooks = post_init_hooks

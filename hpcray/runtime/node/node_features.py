@@ -10,10 +10,9 @@ from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
-from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
-from hpcray.runtime.raylet.log_files import LogFiles
+from hpcray.runtime.raylet.log_files import LogFiles, NodeEventLog
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.raylet import Raylet, RayletDiagnostics

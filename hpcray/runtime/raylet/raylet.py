@@ -22,12 +22,12 @@ from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
-from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.garbage_collection import NodeGarbageCollection
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext
 from hpcray.runtime.raylet.local_sockets import LocalSocket
+from hpcray.runtime.raylet.log_files import NodeEventLog
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.node_figures import NodeFigures
