@@ -58,7 +58,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
 if TYPE_CHECKING:
     from hpcray.api.actor_handle import AnyMethod, StreamingMethod
-    from hpcray.graphs.class_node import ClassNode
+    from hpcray.graphs.nodes import ClassNode
 
 
 # ------------------------------------------------------------ method
@@ -394,7 +394,7 @@ class ActorClass(Generic[T]):
 
     def bind(self, /, *args: Any, **kwargs: Any) -> ClassNode:
         """Make a node of a graph that creates an actor; its methods can be bound in turn."""
-        from hpcray.graphs.class_node import ClassNode
+        from hpcray.graphs.nodes import ClassNode
 
         return ClassNode(self.__ray_actor_class__, args, kwargs, self._default_options, remote=self)
 
@@ -403,7 +403,7 @@ class ActorClass(Generic[T]):
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import remote_html
+        from hpcray.notebooks.notebook import remote_html
 
         return remote_html("Actor class", self.__ray_actor_class__, self._options.given)
 

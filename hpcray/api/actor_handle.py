@@ -201,7 +201,7 @@ class ActorMethod(Generic[P, R_co]):
         Raises:
             TypeError: the arguments do not match the method.
         """
-        from hpcray.graphs.class_node import bind_method
+        from hpcray.graphs.nodes import bind_method
 
         plan = self._plan
         try:
@@ -342,7 +342,7 @@ class ActorHandle(Generic[C]):
         return None if state is None else 1 + ("PENDING", "ALIVE", "RESTARTING", "DEAD").index(state)
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import actor_html
+        from hpcray.notebooks.notebook import actor_html
 
         return actor_html(self)
 

@@ -19,7 +19,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 if TYPE_CHECKING:
-    from hpcray.graphs.function_node import FunctionNode
+    from hpcray.graphs.nodes import FunctionNode
     from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
 P = ParamSpec("P")
@@ -155,7 +155,7 @@ class RemoteFunction(Generic[P, R_co]):
 
         Nodes among the arguments stand for their results.
         """
-        from hpcray.graphs.function_node import FunctionNode
+        from hpcray.graphs.nodes import FunctionNode
 
         return FunctionNode(self._function, args, kwargs, self._default_options, remote=self)
 
@@ -209,7 +209,7 @@ class RemoteFunction(Generic[P, R_co]):
         self._bound = self._process = None
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import remote_html
+        from hpcray.notebooks.notebook import remote_html
 
         return remote_html("Remote function", self._function, self._options.given)
 

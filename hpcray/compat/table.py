@@ -60,24 +60,24 @@ _STATE = (
 
 MODULES: dict[str, tuple[str, ...]] = {
     "ray": (
-        f"{_NAMES}.worker_modes:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language",
+        f"{_NAMES}.ray_constants:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language",
         f"{_NAMES}.ray_constants:logger",
         f"{_NAMES}.ids:{_IDS}",
-        f"{_NAMES}.raylet_config:_config",
+        f"{_NAMES}.ray_constants:_config",
         "hpcray",
     ),
-    "ray.actor": (f"{_NAMES}.actor_class:_modify_class", "hpcray.actor", "hpcray.api.actor"),
+    "ray.actor": (f"{_NAMES}.option_utils:_modify_class", "hpcray.actor", "hpcray.api.actor"),
     "ray.autoscaler": (),
     "ray.autoscaler._private": (),
     "ray.autoscaler._private.constants": (f"{_NAMES}.ray_constants:LOGGER_FORMAT",),
-    "ray.autoscaler.sdk": (f"{_NAMES}.autoscaler_sdk:request_resources",),
-    "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.pickling:dump_debug dumps_debug"),
+    "ray.autoscaler.sdk": (f"{_NAMES}.autoscaler:request_resources",),
+    "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.serialization_context:dump_debug dumps_debug"),
     "ray.cloudpickle.cloudpickle": ("cloudpickle.cloudpickle",),
     "ray.cluster_utils": ("hpcray.compat.cluster_utils",),
     "ray.core": (),
     "ray.core.generated": (),
-    "ray.core.generated.autoscaler_pb2": (f"{_NAMES}.cluster_config:ClusterConfig NodeGroupConfig",),
-    "ray.data": (f"{_NAMES}.absent_libraries:from_pandas_refs",),
+    "ray.core.generated.autoscaler_pb2": (f"{_NAMES}.autoscaler:ClusterConfig NodeGroupConfig",),
+    "ray.data": (f"{_NAMES}.util:from_pandas_refs",),
     "ray.dashboard": (),
     "ray.dashboard.modules": (),
     "ray.dashboard.modules.dashboard_sdk": (f"{_NAMES}.serve_submission:parse_runtime_env_args",),
@@ -86,7 +86,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "hpcray.state.job_table:JobErrorType JobInfo JobStatus",
         "hpcray.common.job_names:JOB_ACTOR_NAME_TEMPLATE JOB_ID_METADATA_KEY JOB_LOGS_PATH_TEMPLATE "
         "JOB_NAME_METADATA_KEY SUPERVISOR_ACTOR_RAY_NAMESPACE",
-        "hpcray.job_submission.job_request:JobSubmitRequest",
+        "hpcray.job_submission.job_records:JobSubmitRequest",
     ),
     "ray.dashboard.modules.job.sdk": ("hpcray.job_submission:JobSubmissionClient",),
     "ray.dashboard.modules.metrics": (),
@@ -101,15 +101,22 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.runtime_context": ("hpcray.api.runtime_context:RuntimeContext", "hpcray:get_runtime_context"),
     "ray.runtime_env": ("hpcray.runtime_env",),
     "ray.ray_constants": (_CONSTANTS, *_LOG_CONSTANTS),
-    "ray.worker": (f"{_NAMES}.worker", "hpcray"),
+    "ray.worker": (
+        f"{_NAMES}.worker:BaseContext CHANGING LOCAL_MODE RayContext SCRIPT_MODE WORKER_MODE Worker "
+        "_CoreWorker _GlobalNode __getattr__ _blocking_is_expected _mode "
+        "_post_init_hooks _report_unhandled _unhandled_error_handler "
+        "_wait_generators_bulk blocking_get_inside_async_warned global_worker "
+        "print_to_stdstream print_worker_logs",
+        "hpcray",
+    ),
     "ray.train": (),
     "ray.train._internal": (),
-    "ray.train._internal.session": (f"{_NAMES}.absent_libraries:get_session",),
+    "ray.train._internal.session": (f"{_NAMES}.util:get_session",),
     "ray.state": (f"{_NAMES}.state:{_STATE}",),
     "ray.types": ("hpcray:ObjectRef",),
     "ray._raylet": (
         f"{_NAMES}.ids:BaseID {_IDS}",
-        f"{_NAMES}.gcs_client:GcsClient",
+        f"{_NAMES}.state:GcsClient",
         f"{_NAMES}.serialization_context:SerializedObject",
         f"{_NAMES}.authentication:AuthenticationMode AuthenticationTokenLoader get_authentication_mode "
         "validate_authentication_token",
@@ -120,7 +127,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "node_ip_address_from_perspective parse_address",
     ),
     # -------------------------------------------------------------------- util
-    "ray.util": ("hpcray.util", f"{_NAMES}.util"),
+    "ray.util": ("hpcray.util", f"{_NAMES}.util:get_node_instance_id pdb"),
     "ray.util.accelerators": ("hpcray.util.accelerators",),
     "ray.util.accelerators.accelerators": ("hpcray.util.accelerators",),
     "ray.util.actor_group": ("hpcray.util.actor_pool:ActorGroup ActorGroupMethod ActorMetadata",),
@@ -136,11 +143,15 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.collective.types": ("hpcray.util.collective",),
     "ray.util.dask": ("hpcray.util.dask",),
     "ray.util.dask.callbacks": ("hpcray.util.dask.callbacks",),
-    "ray.util.dask.common": ("hpcray.util.dask.common",),
-    "ray.util.dask.optimizations": ("hpcray.util.dask.persistence:dataframe_optimize",),
-    "ray.util.dask.scheduler": ("hpcray.util.dask.scheduler",),
+    "ray.util.dask.common": ("hpcray.util.dask.scheduler:_Made _Place _packed _unpacked unpack_object_refs",),
+    "ray.util.dask.optimizations": ("hpcray.util.dask.scheduler:dataframe_optimize",),
+    "ray.util.dask.scheduler": (
+        "hpcray.util.dask.scheduler:Graph TOP_LEVEL_RESOURCES_ERR_MSG _annotations _common_options _compute "
+        "_dask_callbacks _flat _read _run _shaped _sorted _started _task _with_values "
+        "disable_dask_on_ray enable_dask_on_ray ray_dask_get ray_dask_get_sync",
+    ),
     "ray.util.dask.scheduler_utils": ("hpcray.util.dask.scheduler_utils",),
-    "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.memory_leaks:Suspect _test_some_code_for_memory_leaks"),
+    "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.util:Suspect _test_some_code_for_memory_leaks"),
     "ray.util.helpers": ("hpcray.util.helpers",),
     "ray.util.iter": ("hpcray.util.iter",),
     "ray.util.iter_metrics": ("hpcray.util.iter.metrics",),
@@ -151,7 +162,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.multiprocessing.pool": ("hpcray.util.multiprocessing.pool",),
     "ray.util.placement_group": (
         "hpcray.util.placement_group",
-        f"{_NAMES}.placement_group:_valid_resource_shape validate_placement_group",
+        f"{_NAMES}.util:_valid_resource_shape validate_placement_group",
     ),
     "ray.util.queue": ("hpcray.util.queue",),
     "ray.util.rpdb": (f"{_NAMES}.rpdb",),
@@ -162,62 +173,109 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray.util.state": ("hpcray.util.state",),
     "ray.util.state.api": ("hpcray.util.state",),
-    "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
+    "ray.util.state.common": (
+        "hpcray.state.schemas:ActorState ClusterEventState Humanify JobState NodeState ObjectState "
+        "PlacementGroupState RuntimeEnvState StateSchema TaskState WorkerState "
+        "_launch_time filter_fields state_column",
+        "hpcray.state.schemas:AVAILABLE_STATES DEFAULT_DOWNLOAD_FILENAME DEFAULT_LIMIT DEFAULT_LOG_LIMIT "
+        "DEFAULT_RPC_TIMEOUT Filter GetApiOptions GetLogOptions ListApiOptions "
+        "ListApiResponse PredicateType RAY_MAX_LIMIT_FROM_API_SERVER "
+        "RAY_MAX_LIMIT_FROM_DATA_SOURCE StateResource SummaryApiOptions "
+        "SummaryApiResponse SummaryResource SupportedFilterType check_filters max_limit "
+        "resource_to_schema",
+        "hpcray.state.summaries",
+    ),
     "ray.util.state.exception": ("hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",),
-    "ray.util.state.util": (f"{_NAMES}.state_util:convert_string_to_type",),
+    "ray.util.state.util": (f"{_NAMES}.util:convert_string_to_type",),
     "ray.util.timer": ("hpcray.util.debug:_Timer",),
     "ray.util.tracing": ("hpcray.util.tracing",),
     "ray.util.tracing.setup_local_tmp_tracing": ("hpcray.util.tracing.setup_local_tmp_tracing",),
     "ray.util.tracing.tracing_helper": ("hpcray.util.tracing.tracing_helper",),
     # -------------------------------------------------------------------- graphs
     "ray.dag": ("hpcray.dag",),
-    "ray.dag.base": ("hpcray.graphs.base",),
-    "ray.dag.class_node": ("hpcray.graphs.class_node",),
+    "ray.dag.base": ("hpcray.graphs.py_obj_scanner:DAGNodeBase",),
+    "ray.dag.class_node": ("hpcray.graphs.nodes:ClassMethodNode ClassNode _UnboundClassMethodNode bind_method",),
     "ray.dag.compiled_dag_node": ("hpcray.graphs.compiled_dag_node",),
-    "ray.dag.constants": ("hpcray.graphs.constants",),
-    "ray.dag.context": ("hpcray.graphs.context",),
+    "ray.dag.constants": (
+        "hpcray.graphs.py_obj_scanner:BIND_INDEX_KEY COLLECTIVE_OPERATION_KEY DAGNODE_TYPE_KEY "
+        "IS_CLASS_METHOD_OUTPUT_KEY PARENT_CLASS_NODE_KEY PREV_CLASS_METHOD_CALL_KEY",
+    ),
+    "ray.dag.context": ("hpcray.graphs.compiled_dag_ref:DAGContext _current _setting",),
     "ray.dag.dag_node": ("hpcray.graphs.dag_node",),
-    "ray.dag.format_utils": ("hpcray.graphs.format_utils",),
-    "ray.dag.function_node": ("hpcray.graphs.function_node",),
-    "ray.dag.input_node": ("hpcray.graphs.input_node",),
-    "ray.dag.output_node": ("hpcray.graphs.output_node",),
-    "ray.dag.py_obj_scanner": ("hpcray.graphs.py_obj_scanner",),
-    "ray.dag.utils": ("hpcray.graphs.utils",),
-    "ray.dag.vis_utils": ("hpcray.graphs.vis_utils",),
+    "ray.dag.format_utils": ("hpcray.graphs.py_obj_scanner:_block _lines_of _named get_dag_node_str",),
+    "ray.dag.function_node": ("hpcray.graphs.nodes:FunctionNode",),
+    "ray.dag.input_node": (
+        "hpcray.graphs.nodes:DAGInputData IN_CONTEXT_MANAGER InputAttributeNode InputNode _type_to_string",
+    ),
+    "ray.dag.output_node": ("hpcray.graphs.nodes:MultiOutputNode",),
+    "ray.dag.py_obj_scanner": (
+        "hpcray.graphs.py_obj_scanner:Source Target _PyObjScanner _get_node _instances nested_nodes replaced",
+    ),
+    "ray.dag.utils": ("hpcray.graphs.vis_utils:_DAGNodeNameGenerator",),
+    "ray.dag.vis_utils": ("hpcray.graphs.vis_utils:_dag_to_dot _get_nodes_and_edges plot",),
     "ray.experimental.compiled_dag_ref": ("hpcray.graphs.compiled_dag_ref:CompiledDAGFuture CompiledDAGRef",),
     # -------------------------------------------------------------------- experimental
     "ray.experimental": ("hpcray.experimental",),
-    "ray.experimental.collective": ("hpcray.experimental.collective",),
-    "ray.experimental.collective.operations": ("hpcray.experimental.collective",),
+    "ray.experimental.collective": (
+        "hpcray.experimental.collective:CommunicatorHandle _AllGather _AllReduce _ReduceScatter _actors_of _bind "
+        "_check_transport _reduction allgather allreduce create_collective_group "
+        "destroy_all_collective_groups destroy_collective_group get_collective_groups "
+        "reducescatter",
+    ),
+    "ray.experimental.collective.operations": (
+        "hpcray.experimental.collective:CommunicatorHandle _AllGather _AllReduce _ReduceScatter _actors_of _bind "
+        "_check_transport _reduction allgather allreduce create_collective_group "
+        "destroy_all_collective_groups destroy_collective_group get_collective_groups "
+        "reducescatter",
+    ),
     "ray.experimental.internal_kv": ("hpcray.experimental.internal_kv",),
     "ray.experimental.locations": ("hpcray.experimental.locations",),
     "ray.experimental.shuffle": ("hpcray.experimental.shuffle", "hpcray.compat.names.shuffle"),
     "ray.experimental.state": (),
     "ray.experimental.state.api": ("hpcray.util.state",),
-    "ray.experimental.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
+    "ray.experimental.state.common": (
+        "hpcray.state.schemas:ActorState ClusterEventState Humanify JobState NodeState ObjectState "
+        "PlacementGroupState RuntimeEnvState StateSchema TaskState WorkerState "
+        "_launch_time filter_fields state_column",
+        "hpcray.state.schemas:AVAILABLE_STATES DEFAULT_DOWNLOAD_FILENAME DEFAULT_LIMIT DEFAULT_LOG_LIMIT "
+        "DEFAULT_RPC_TIMEOUT Filter GetApiOptions GetLogOptions ListApiOptions "
+        "ListApiResponse PredicateType RAY_MAX_LIMIT_FROM_API_SERVER "
+        "RAY_MAX_LIMIT_FROM_DATA_SOURCE StateResource SummaryApiOptions "
+        "SummaryApiResponse SummaryResource SupportedFilterType check_filters max_limit "
+        "resource_to_schema",
+        "hpcray.state.summaries",
+    ),
     "ray.experimental.state.exception": (
         "hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",
     ),
-    "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
+    "ray.experimental.tqdm_ray": (
+        "hpcray.experimental.tqdm_ray:CHANGING RAY_TQDM_MAGIC _manager _mgr_lock _print instance safe_print "
+        "show_line tqdm",
+    ),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
-    "ray._common.filters": (f"{_NAMES}.filters:CoreContextFilter",),
+    "ray._common.filters": (f"{_NAMES}.log:CoreContextFilter",),
     "ray._common.formatters": ("hpcray.platform.log_format:AbstractFormatter JSONFormatter TextFormatter",),
-    "ray._common.logging_constants": (
-        f"{_NAMES}.logging_constants:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",
-    ),
+    "ray._common.logging_constants": (f"{_NAMES}.log:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",),
     "ray._common.network_utils": (
         f"{_NAMES}.network_utils:build_address find_free_port get_all_interfaces_ip get_localhost_ip "
         "get_node_ip_address is_ipv6 is_localhost node_ip_address_from_perspective parse_address",
     ),
-    "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
+    "ray._common.ray_option_utils": (
+        f"{_NAMES}.option_utils:Option actor_options task_options update_options valid_options "
+        "validate_actor_options validate_task_options",
+    ),
     "ray._common.utils": (_UTILS, *_MORE_COMMON_UTILS),
     "ray._common.usage": (),
-    "ray._common.usage.usage_lib": (f"{_NAMES}.usage_lib",),
+    "ray._common.usage.usage_lib": (
+        f"{_NAMES}.utils:TagKey _TagKey get_extra_usage_tags_to_report get_hardware_usages_to_report "
+        "get_library_usages_to_report record_extra_usage_tag record_hardware_usage "
+        "record_library_usage usage_stats_enabled",
+    ),
     "ray._common.retry": (f"{_NAMES}.retry:call_with_retry format_exception matches_error retry",),
     "ray._private": (),
     "ray._private.auto_init_hook": (
-        f"{_NAMES}.auto_init_hook:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
+        f"{_NAMES}.ray_client:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
     ),
     "ray._private.collections_utils": (f"{_NAMES}.collections_utils:split",),
     "ray._private.dict": (
@@ -232,7 +290,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.accelerators": (_ACCELERATORS,),
     **{f"ray._private.accelerators.{name}": (_ACCELERATORS,) for name in _ACCELERATOR_MODULES},
     "ray._private.client_mode_hook": (
-        f"{_NAMES}.client_mode_hook:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
+        f"{_NAMES}.ray_client:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
         "_explicitly_enable_client_mode client_mode_convert_actor client_mode_convert_function client_mode_hook "
         "client_mode_should_convert client_mode_wrap disable_client_hook enable_client_mode is_client_mode_enabled "
         "is_client_mode_enabled_by_default",
@@ -245,14 +303,19 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS, _MORE_CONSTANTS, *_LOG_CONSTANTS),
-    "ray._private.ray_logging": (f"{_NAMES}.ray_logging:NUMBERS setup_logger",),
+    "ray._private.ray_logging": (f"{_NAMES}.log:NUMBERS setup_logger",),
     "ray._private.ray_logging.logging_config": ("hpcray.api.driver_job:LoggingConfig",),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.context": ("hpcray.runtime_env.runtime_env_plugin:RuntimeEnvContext",),
     "ray._private.runtime_env.plugin": (
         "hpcray.runtime_env.runtime_env_plugin:RuntimeEnvContext RuntimeEnvPlugin RuntimeEnvPluginManager",
     ),
-    "ray._private.runtime_env.validation": (f"{_NAMES}.validation",),
+    "ray._private.runtime_env.validation": (
+        f"{_NAMES}.option_utils:parse_and_validate_conda parse_and_validate_env_vars "
+        "parse_and_validate_excludes parse_and_validate_pip "
+        "parse_and_validate_py_modules parse_and_validate_uv "
+        "parse_and_validate_working_dir",
+    ),
     "ray._private.runtime_env.constants": (
         f"{_NAMES}.ray_constants:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
     ),
@@ -260,7 +323,14 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.services": (f"{_NAMES}.network_utils:find_gcs_addresses get_node_ip_address",),
     "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
     "ray._private.utils": (_UTILS, _MORE_PRIVATE_UTILS),
-    "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),
+    "ray._private.worker": (
+        f"{_NAMES}.worker:BaseContext CHANGING LOCAL_MODE RayContext SCRIPT_MODE WORKER_MODE Worker "
+        "_CoreWorker _GlobalNode __getattr__ _blocking_is_expected _mode "
+        "_post_init_hooks _report_unhandled _unhandled_error_handler "
+        "_wait_generators_bulk blocking_get_inside_async_warned global_worker "
+        "print_to_stdstream print_worker_logs",
+        "hpcray",
+    ),
     "ray.internal": ("hpcray.internal:Buffer create free",),
 }
 """Sources by module of Ray; `()`: a package whose only contents are its submodules."""

@@ -29,8 +29,7 @@ from hpcray.common.job_names import (
     SUPERVISOR_ACTOR_RAY_NAMESPACE,
 )
 from hpcray.job_submission.cluster_address import get_address_for_submission_client
-from hpcray.job_submission.job_details import JobDetails, JobType
-from hpcray.job_submission.job_request import JobSubmitRequest
+from hpcray.job_submission.job_records import JobDetails, JobSubmitRequest, JobType
 from hpcray.job_submission.job_supervisor import JobSupervisor
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import IN_PLACE, RuntimeEnv, unsupported_field_error, validated_runtime_env

@@ -15,8 +15,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
-from hpcray.jobs.batch_queue import query_batch, submit_batch
-from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_reason, query_state
+from hpcray.jobs.batch_queues import GONE, REGISTRATION_TIME, query_batch, query_reason, query_state, submit_batch
 from hpcray.jobs.submission import (
     LOCAL,
     JobRequest,

@@ -56,8 +56,15 @@ from hpcray.tensors.messages import (
     TensorsOpened,
     TensorsPushed,
 )
-from hpcray.tensors.tensor_extraction import ValueParts, ValuePickler, WholeValue, load_whole_value
-from hpcray.tensors.tensor_kinds import device_of, sizes_of, version_of
+from hpcray.tensors.tensor_kinds import (
+    ValueParts,
+    ValuePickler,
+    WholeValue,
+    device_of,
+    load_whole_value,
+    sizes_of,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from hpcray.tensors.read_targets import TensorPlacement

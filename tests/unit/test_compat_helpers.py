@@ -6,7 +6,7 @@ import pytest
 
 from hpcray.compat.names import label_utils, path_utils, retry
 from hpcray.compat.names import nested_dicts as dicts
-from hpcray.compat.names.state_util import convert_string_to_type
+from hpcray.compat.names.util import convert_string_to_type
 
 
 def test_a_uri_is_no_path():

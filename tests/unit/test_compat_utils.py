@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from hpcray.api.placement_group import check_request
-from hpcray.compat.names import autoscaler_sdk, nested_dicts, placement_group, ray_constants, raylet, utils
-from hpcray.compat.names.memory_leaks import _test_some_code_for_memory_leaks
+from hpcray.compat.names import autoscaler, nested_dicts, ray_constants, raylet, util, utils
+from hpcray.compat.names.util import _test_some_code_for_memory_leaks
 
 
 class Point(NamedTuple):
@@ -106,17 +106,17 @@ def test_labels_are_compared_with_a_selector() -> None:
 
 def test_requests_for_groups_and_nodes_are_checked() -> None:
     assert check_request([{"CPU": 1}], None, None, None, None, None)[1] == "PACK"
-    placement_group.validate_placement_group([{"CPU": 1}], "SPREAD", "detached")
+    util.validate_placement_group([{"CPU": 1}], "SPREAD", "detached")
     with pytest.raises(ValueError, match="Invalid placement group strategy"):
-        placement_group.validate_placement_group([{"CPU": 1}], "ANYWHERE")
+        util.validate_placement_group([{"CPU": 1}], "ANYWHERE")
     with pytest.raises(ValueError, match="lifetime"):
-        placement_group.validate_placement_group([{"CPU": 1}], lifetime="ever")
-    assert placement_group._valid_resource_shape({"CPU": 2, "bundle": 0.001}, [{"CPU": 1}, {"CPU": 2}])
-    assert not placement_group._valid_resource_shape({"CPU": 2, "GPU": 1}, [{"CPU": 2}, {"GPU": 1}])
+        util.validate_placement_group([{"CPU": 1}], lifetime="ever")
+    assert util._valid_resource_shape({"CPU": 2, "bundle": 0.001}, [{"CPU": 1}, {"CPU": 2}])
+    assert not util._valid_resource_shape({"CPU": 2, "GPU": 1}, [{"CPU": 2}, {"GPU": 1}])
     with pytest.raises(TypeError, match="number"):
-        autoscaler_sdk.request_resources(bundles=[{"CPU": True}])
+        autoscaler.request_resources(bundles=[{"CPU": True}])
     with pytest.raises(ValueError, match="must be provided"):
-        autoscaler_sdk.request_resources(bundle_label_selectors=[{}])
+        autoscaler.request_resources(bundle_label_selectors=[{}])
 
 
 @pytest.mark.slow

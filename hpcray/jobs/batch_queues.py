@@ -1,14 +1,17 @@
-"""Job states in Slurm: from squeue, and from the accounting where there is one."""
+"""Jobs in batch systems: submitted, queried and cancelled."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from hpcray.common.exceptions import JobError
+from hpcray.common.exceptions import JobError, SubmitError
+from hpcray.platform.batch_systems import BATCH_SYSTEMS, BatchRequest, is_forgotten
+from hpcray.platform.launcher_environment import outside_of_job
 
 GONE = "GONE"
 """Slurm does not know the job any more."""
@@ -78,7 +81,7 @@ class ActiveJob:
 
 def active_jobs() -> list[ActiveJob]:
     """Return the pending and running jobs of this user; [] where Slurm does not answer."""
-    found = _run(["squeue", "--me", "--noheader", "--states=PENDING,RUNNING", "--format=%A|%T|%D|%L|%V|%N|%j"])
+    found = _run_slurm(["squeue", "--me", "--noheader", "--states=PENDING,RUNNING", "--format=%A|%T|%D|%L|%V|%N|%j"])
     jobs = []
     for line in found.stdout.splitlines() if found is not None and not found.returncode else ():
         fields = line.split("|", 6)
@@ -91,7 +94,7 @@ def active_jobs() -> list[ActiveJob]:
 
 def preempted(job_id: str) -> bool:
     """True if Slurm is taking the running job's nodes away for another job. A cancelled job does not run."""
-    found = _run(["scontrol", "show", "job", "-o", job_id])
+    found = _run_slurm(["scontrol", "show", "job", "-o", job_id])
     if found is None or found.returncode:
         return False
     facts = dict(word.partition("=")[::2] for word in found.stdout.split())
@@ -105,7 +108,7 @@ def cancel(job_id: str) -> None:
         JobError: Slurm refused or does not answer.
     """
     _Cache.time = float("-inf")
-    found = _run(["scancel", job_id])
+    found = _run_slurm(["scancel", job_id])
     if found is None or (found.returncode and "Invalid job id" not in found.stderr):
         text = found.stderr.strip() if found is not None else f"no answer within {_COMMAND_TIMEOUT:g} s"
         raise JobError(f"scancel {job_id}: {text}", "UNKNOWN")
@@ -114,7 +117,7 @@ def cancel(job_id: str) -> None:
 def _queue() -> dict[str, str] | None:
     """This user's jobs that the controller knows, ended ones of the last minutes too; None: no answer."""
     if time.monotonic() - _Cache.time > CACHE_TIME:
-        found = _run(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r"])
+        found = _run_slurm(["squeue", "--me", "--noheader", "--states=all", "--format=%i|%T|%r"])
         text = None if found is None or found.returncode else found.stdout
         _Cache.answer = None if text is None else _parse(text)
         rows = [line.split("|") for line in (text or "").splitlines() if line.count("|") == 2]
@@ -127,7 +130,7 @@ def _accounted(job_ids: Sequence[str]) -> dict[str, str]:
     """States out of the accounting; {} where there is none."""
     if not job_ids or not _Cache.accounting:
         return {}
-    found = _run(["sacct", "-n", "-X", "-P", "-o", "JobID,State", "-j", ",".join(job_ids)])
+    found = _run_slurm(["sacct", "-n", "-X", "-P", "-o", "JobID,State", "-j", ",".join(job_ids)])
     if found is None or found.returncode:
         _Cache.accounting = found is None
         return {}
@@ -141,9 +144,95 @@ def _parse(text: str) -> dict[str, str]:
     return {job_id: _RUNNING.get(word, word) for job_id, word in words.items() if word}
 
 
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+def _run_slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
     try:
         null = subprocess.DEVNULL
         return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, stdin=null)
     except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+# ------------------------------------------------------------ batch queue
+# Jobs in PBS and Flux: submitted, queried and cancelled by their commands (`platform/batch_systems.py`).
+
+
+_CACHE_TIME = 2.0  # seconds for which an answer is reused: a program may wait for many jobs
+_answers: dict[tuple[str, str], tuple[float, str]] = {}
+
+
+def submit_batch(kind: str, request: BatchRequest, script: str) -> str:
+    """Submit a batch script.
+
+    Args:
+        kind: name of the batch system.
+        request: the job.
+        script: for /bin/sh.
+
+    Returns:
+        The id of the job.
+
+    Raises:
+        SubmitError: the batch system refused the job, does not answer, or has no such option.
+    """
+    system = BATCH_SYSTEMS[kind]
+    try:
+        line = system.submit_line(request)
+    except ValueError as error:
+        raise SubmitError(str(error)) from None
+    done = _run_batch(kind, line, script)
+    if isinstance(done, str):
+        raise SubmitError(f"{line[0]}: {done}; hint: submit from a login node, or executor='local'")
+    job_id = system.job_id(done.stdout)
+    if done.returncode or not job_id:
+        why = done.stderr.strip() or done.stdout.strip() or f"it ended with {done.returncode}"
+        raise SubmitError(f"{system.submit_command} refused the job: {why}")
+    return job_id
+
+
+def query_batch(kind: str, job_ids: Sequence[str]) -> dict[str, str]:
+    """States by id, as `BatchSystem.states`; UNKNOWN where the batch system does not answer; forgotten jobs are left
+    out."""
+    if not job_ids:
+        return {}
+    now = time.monotonic()
+    known = {job: _answers[kind, job] for job in job_ids if (kind, job) in _answers}
+    if len(known) == len(job_ids) and all(now - when < _CACHE_TIME for when, _ in known.values()):
+        return {job: state for job, (_, state) in known.items() if state}
+    done = _run_batch(kind, BATCH_SYSTEMS[kind].query_line(job_ids))
+    if isinstance(done, str):
+        return dict.fromkeys(job_ids, "UNKNOWN")
+    found = BATCH_SYSTEMS[kind].states(done.stdout)
+    if done.returncode and not found and not is_forgotten(done.stderr):
+        return dict.fromkeys(job_ids, "UNKNOWN")  # the server is down, or the user has no permission
+    for job in job_ids:
+        _answers[kind, job] = time.monotonic(), found.get(job, "")
+    return {job: found[job] for job in job_ids if job in found}
+
+
+def cancel_batch(kind: str, job_id: str) -> None:
+    """Cancel a job; one that has already ended is no error.
+
+    Raises:
+        JobError: the batch system refused or does not answer.
+    """
+    _answers.pop((kind, job_id), None)
+    line = BATCH_SYSTEMS[kind].cancel_line([job_id])
+    done = _run_batch(kind, line)
+    if isinstance(done, str):
+        raise JobError(f"{' '.join(line)}: {done}", "UNKNOWN")
+    if done.returncode and not is_forgotten(done.stderr):
+        raise JobError(f"{' '.join(line)}: {done.stderr.strip()}", "UNKNOWN")
+
+
+def _run_batch(kind: str, line: Sequence[str], text: str = "") -> subprocess.CompletedProcess[str] | str:
+    """Output of the command; text: why it did not run to its end."""
+    # flux needs the variables of the instance around: FLUX_URI is no variable of a rank.
+    environ = BATCH_SYSTEMS[kind].environ(outside_of_job(os.environ))
+    try:
+        return subprocess.run(
+            line, input=text, capture_output=True, text=True, errors="replace", timeout=_COMMAND_TIMEOUT, env=environ
+        )
+    except subprocess.TimeoutExpired:
+        return f"no answer within {_COMMAND_TIMEOUT:g} s"
+    except OSError as error:
+        return f"it cannot be run: {error.strerror}"
