@@ -115,8 +115,7 @@ SHORT_WITH_REASON = {
 }
 """Files of fewer than 40 lines that stay: ten at most."""
 
-SHORT_FILES = {
-}
+SHORT_FILES = {}
 """The others, each of which goes to its noun."""
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.

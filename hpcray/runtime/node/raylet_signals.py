@@ -7,11 +7,13 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from hpcray.runtime.node.child_process import DriverChild
-from hpcray.runtime.node.node_drain import NodeDrain
-from hpcray.runtime.node.shutdown import NodeShutdown
-from hpcray.runtime.raylet.event_loop import EventLoop
+if TYPE_CHECKING:  # the signals of a start are set before the template of workers is forked
+    from hpcray.runtime.node.child_process import DriverChild
+    from hpcray.runtime.node.node_drain import NodeDrain
+    from hpcray.runtime.node.shutdown import NodeShutdown
+    from hpcray.runtime.raylet.event_loop import EventLoop
 
 HEAD_GRACE = 3.0
 """Seconds that a rank which its launcher has signalled waits for the head's Stop."""

@@ -13,13 +13,16 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.allocation import job_to_ask
 from hpcray.platform.process_tree import LAUNCHER_NAME
-from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.transport.startup import Launch
+
+if TYPE_CHECKING:  # the end of a step is told before the template of workers is forked
+    from hpcray.runtime.raylet.event_loop import EventLoop
 
 _SCONTROL_TIME = 10.0
 _ALIVE = ("RUNNING", "SIGNALING")

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcray.common.ids import raylet_of
 from hpcray.common.job_names import (
@@ -33,7 +33,9 @@ from hpcray.platform.private_files import append_private_file
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
-from hpcray.runtime.worker.task_executor import TaskExecutor
+
+if TYPE_CHECKING:  # programs configure their log lines, and execute nothing
+    from hpcray.runtime.worker.task_executor import TaskExecutor
 
 _PARTS_KEPT = 5000
 _NO_RUN = b"", 0.0
