@@ -153,8 +153,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.dask.scheduler_utils": ("hpcray.util.dask.scheduler_utils",),
     "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.util:Suspect _test_some_code_for_memory_leaks"),
     "ray.util.helpers": ("hpcray.util.helpers",),
-    "ray.util.iter": ("hpcray.util.iter",),
-    "ray.util.iter_metrics": ("hpcray.util.iter.metrics",),
     "ray.util.joblib": ("hpcray.util.joblib",),
     "ray.util.joblib.ray_backend": ("hpcray.util.joblib.ray_backend",),
     "ray.util.metrics": ("hpcray.util.metrics",),
@@ -230,7 +228,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray.experimental.internal_kv": ("hpcray.experimental.internal_kv",),
     "ray.experimental.locations": ("hpcray.experimental.locations",),
-    "ray.experimental.shuffle": ("hpcray.experimental.shuffle", "hpcray.compat.names.shuffle"),
     "ray.experimental.state": (),
     "ray.experimental.state.api": ("hpcray.util.state",),
     "ray.experimental.state.common": (
@@ -272,21 +269,10 @@ MODULES: dict[str, tuple[str, ...]] = {
         "get_library_usages_to_report record_extra_usage_tag record_hardware_usage "
         "record_library_usage usage_stats_enabled",
     ),
-    "ray._common.retry": (f"{_NAMES}.retry:call_with_retry format_exception matches_error retry",),
     "ray._private": (),
     "ray._private.auto_init_hook": (
         f"{_NAMES}.ray_client:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
     ),
-    "ray._private.collections_utils": (f"{_NAMES}.collections_utils:split",),
-    "ray._private.dict": (
-        f"{_NAMES}.nested_dicts:deep_update flatten_dict merge_dicts unflatten_dict unflatten_list_dict "
-        "unflattened_lookup",
-    ),
-    "ray._private.inspect_util": (
-        f"{_NAMES}.inspect_util:is_class_method is_cython is_function_or_method is_static_method",
-    ),
-    "ray._private.label_utils": (f"{_NAMES}.label_utils",),
-    "ray._private.path_utils": (f"{_NAMES}.path_utils:is_path",),
     "ray._private.accelerators": (_ACCELERATORS,),
     **{f"ray._private.accelerators.{name}": (_ACCELERATORS,) for name in _ACCELERATOR_MODULES},
     "ray._private.client_mode_hook": (
@@ -355,17 +341,17 @@ HELPERS = frozenset(
     for names in (
         "_common.constants _common.deprecation _common.pydantic_compat _common.ray_constants",
         "_common.runtime_env_package _common.runtime_env_uri _common.serialization _common.signature _common.tls_utils",
-        "_common.usage.usage_constants",
+        "_common.retry _common.usage.usage_constants",
         "_private.accelerators _private.arrow_serialization _private.async_utils",
-        "_private.authentication _private.event _private.grpc_utils",
-        "_private.protobuf_compat _private.thirdparty",
+        "_private.authentication _private.collections_utils _private.dict _private.event _private.grpc_utils",
+        "_private.inspect_util _private.label_utils _private.path_utils _private.protobuf_compat _private.thirdparty",
         "autoscaler._private.cli_logger",
         "core.generated",
         "dag",
         "dashboard.modules.job.pydantic_models dashboard.modules.metrics.dashboards",
         "experimental.channel experimental.compiled_dag_ref experimental.gradio_utils",
-        "experimental.util",
-        "util.common util.lightgbm util.serialization_addons util.tpu util.xgboost",
+        "experimental.shuffle experimental.util",
+        "util.common util.iter util.iter_metrics util.lightgbm util.serialization_addons util.tpu util.xgboost",
         "widgets",
     )
     for name in names.split()
@@ -375,6 +361,13 @@ HELPERS = frozenset(
 They are pure Python and know nothing of Ray's own processes.
 """
 
+OWN_CODE = (
+    "ray._common.retry", "ray._private.collections_utils", "ray._private.dict", "ray._private.inspect_util",
+    "ray._private.label_utils", "ray._private.path_utils", "ray.experimental.shuffle", "ray.util.iter",
+    "ray.util.iter_metrics",
+)  # fmt: skip
+"""Modules of `HELPERS` that programs import by themselves too: Ray's own code, on the public API or on none."""
+
 LENT_NAMES = {"ray._private.accelerators.TPUAcceleratorManager": "ray._private.accelerators.tpu"}
 """Names of a facade that are in a module of a real wheel."""
 
@@ -383,6 +376,11 @@ _WHY: dict[str, str] = {
         (f"ray.{name}" for name in LIBRARIES),
         "Ray's libraries (Data, Train, Tune, Serve, RLlib, LLM) are no part of hpcray, which is Ray's Core; "
         "docs/ray-compatibility.md says how a real wheel lends them",
+    ),
+    **dict.fromkeys(
+        OWN_CODE,
+        "it is Ray's own code, which Ray's wheel lends; hint: python -m hpcray.compat libraries install, or name the "
+        "directory of an unpacked wheel in HPCRAY_RAY_LIBRARIES",
     ),
     "ray._private.log_monitor": "raylets pass on what workers print",
     "ray._private.ray_option_utils": "Ray 2.60 does not have it either",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from hpcray.api.placement_group import check_request
-from hpcray.compat.names import autoscaler, nested_dicts, ray_constants, raylet, util, utils
+from hpcray.compat.names import autoscaler, ray_constants, raylet, util, utils
 from hpcray.compat.names.util import _test_some_code_for_memory_leaks
 
 
@@ -74,14 +74,6 @@ def test_variables_that_are_no_numbers_give_the_default(
     assert (ray_constants.env_integer("A", 1), ray_constants.env_integer("B", 2)) == (7, 2)
     assert (ray_constants.env_float("A", 1), ray_constants.env_float("C", 0.5)) == (7.0, 0.5)
     assert "Found B in environment, but value must be an integer. Got: seven" in caplog.text
-
-
-def test_lists_are_made_of_numbers_in_paths() -> None:
-    nested = {"a": [{"b": 1}, {"c": [2, 3]}], "d": {"e": {}}}
-    assert nested_dicts.unflatten_list_dict(nested_dicts.flatten_dict(nested, flatten_list=True)) == {"a": nested["a"]}
-    assert nested_dicts.unflatten_list_dict({"0/x": 1, "1/x": 2}) == [{"x": 1}, {"x": 2}]
-    with pytest.raises(AssertionError, match="in order"):
-        nested_dicts.unflatten_list_dict({"a/1": 1})
 
 
 def test_step_functions_are_added_and_averaged() -> None:

@@ -12,8 +12,6 @@ from ray.util import collective as collective
 from ray.util import dask as dask
 from ray.util import debug as debug
 from ray.util import helpers as helpers
-from ray.util import iter as iter
-from ray.util import iter_metrics as iter_metrics
 from ray.util import joblib as joblib
 from ray.util import metrics as metrics
 from ray.util import multiprocessing as multiprocessing
