@@ -267,7 +267,7 @@ class JobNodeProvider:
 
 
 def _amount(node_type: NodeType, name: str) -> float | None:
-    """What its nodes have; None: what there is."""
+    """Return what its nodes have; None: what there is."""
     units = node_type.resources.get(name)
     return None if units is None else units / UNIT
 
