@@ -120,39 +120,40 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3082,
+    "api": 3084,
     "autoscaler": 856,
-    "cli": 2792,
-    "common": 1490,
+    "cli": 2793,
+    "common": 1500,
     "compat": 3122,
     "core": 12549,
     "dashboard": 1157,
     "diagnostics": 2559,
     "experimental": 552,
     "graphs": 2159,
+    "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38577,
+    "kernel": 38720,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5323,
-    "processes": 428,
+    "platform": 5404,
+    "processes": 432,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 450,
     "ray_start": 1566,
-    "runtime": 12765,
+    "runtime": 12815,
     "runtime_env": 1131,
     "state": 3888,
     "tensors": 3321,
-    "top": 766,
+    "top": 767,
     "transport": 1874,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 426,
+    "whole": 433,
 }
 """Files of the package, those of compat/standin left out."""
