@@ -101,14 +101,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.runtime_context": ("hpcray.api.runtime_context:RuntimeContext", "hpcray:get_runtime_context"),
     "ray.runtime_env": ("hpcray.runtime_env",),
     "ray.ray_constants": (_CONSTANTS, *_LOG_CONSTANTS),
-    "ray.worker": (
-        f"{_NAMES}.worker:BaseContext CHANGING LOCAL_MODE RayContext SCRIPT_MODE WORKER_MODE Worker "
-        "_CoreWorker _GlobalNode __getattr__ _blocking_is_expected _mode "
-        "_post_init_hooks _report_unhandled _unhandled_error_handler "
-        "_wait_generators_bulk blocking_get_inside_async_warned global_worker "
-        "print_to_stdstream print_worker_logs",
-        "hpcray",
-    ),
+    "ray.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.train": (),
     "ray.train._internal": (),
     "ray.train._internal.session": (f"{_NAMES}.util:get_session",),
@@ -143,13 +136,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.collective.types": ("hpcray.util.collective",),
     "ray.util.dask": ("hpcray.util.dask",),
     "ray.util.dask.callbacks": ("hpcray.util.dask.callbacks",),
-    "ray.util.dask.common": ("hpcray.util.dask.scheduler:_Made _Place _packed _unpacked unpack_object_refs",),
+    "ray.util.dask.common": ("hpcray.util.dask.scheduler:unpack_object_refs",),
     "ray.util.dask.optimizations": ("hpcray.util.dask.scheduler:dataframe_optimize",),
-    "ray.util.dask.scheduler": (
-        "hpcray.util.dask.scheduler:Graph TOP_LEVEL_RESOURCES_ERR_MSG _annotations _common_options _compute "
-        "_dask_callbacks _flat _read _run _shaped _sorted _started _task _with_values "
-        "disable_dask_on_ray enable_dask_on_ray ray_dask_get ray_dask_get_sync",
-    ),
+    "ray.util.dask.scheduler": ("hpcray.util.dask.scheduler",),
     "ray.util.dask.scheduler_utils": ("hpcray.util.dask.scheduler_utils",),
     "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.util:Suspect _test_some_code_for_memory_leaks"),
     "ray.util.helpers": ("hpcray.util.helpers",),
@@ -171,18 +160,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray.util.state": ("hpcray.util.state",),
     "ray.util.state.api": ("hpcray.util.state",),
-    "ray.util.state.common": (
-        "hpcray.state.schemas:ActorState ClusterEventState Humanify JobState NodeState ObjectState "
-        "PlacementGroupState RuntimeEnvState StateSchema TaskState WorkerState "
-        "_launch_time filter_fields state_column",
-        "hpcray.state.schemas:AVAILABLE_STATES DEFAULT_DOWNLOAD_FILENAME DEFAULT_LIMIT DEFAULT_LOG_LIMIT "
-        "DEFAULT_RPC_TIMEOUT Filter GetApiOptions GetLogOptions ListApiOptions "
-        "ListApiResponse PredicateType RAY_MAX_LIMIT_FROM_API_SERVER "
-        "RAY_MAX_LIMIT_FROM_DATA_SOURCE StateResource SummaryApiOptions "
-        "SummaryApiResponse SummaryResource SupportedFilterType check_filters max_limit "
-        "resource_to_schema",
-        "hpcray.state.summaries",
-    ),
+    "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.summaries"),
     "ray.util.state.exception": ("hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",),
     "ray.util.state.util": (f"{_NAMES}.util:convert_string_to_type",),
     "ray.util.timer": ("hpcray.util.debug:_Timer",),
@@ -192,63 +170,35 @@ MODULES: dict[str, tuple[str, ...]] = {
     # -------------------------------------------------------------------- graphs
     "ray.dag": ("hpcray.dag",),
     "ray.dag.base": ("hpcray.graphs.py_obj_scanner:DAGNodeBase",),
-    "ray.dag.class_node": ("hpcray.graphs.nodes:ClassMethodNode ClassNode _UnboundClassMethodNode bind_method",),
+    "ray.dag.class_node": ("hpcray.graphs.nodes:ClassMethodNode ClassNode _UnboundClassMethodNode",),
     "ray.dag.compiled_dag_node": ("hpcray.graphs.compiled_dag_node",),
     "ray.dag.constants": (
         "hpcray.graphs.py_obj_scanner:BIND_INDEX_KEY COLLECTIVE_OPERATION_KEY DAGNODE_TYPE_KEY "
         "IS_CLASS_METHOD_OUTPUT_KEY PARENT_CLASS_NODE_KEY PREV_CLASS_METHOD_CALL_KEY",
     ),
-    "ray.dag.context": ("hpcray.graphs.compiled_dag_ref:DAGContext _current _setting",),
+    "ray.dag.context": ("hpcray.graphs.compiled_dag_ref:DAGContext",),
     "ray.dag.dag_node": ("hpcray.graphs.dag_node",),
-    "ray.dag.format_utils": ("hpcray.graphs.py_obj_scanner:_block _lines_of _named get_dag_node_str",),
+    "ray.dag.format_utils": ("hpcray.graphs.py_obj_scanner:get_dag_node_str",),
     "ray.dag.function_node": ("hpcray.graphs.nodes:FunctionNode",),
-    "ray.dag.input_node": (
-        "hpcray.graphs.nodes:DAGInputData IN_CONTEXT_MANAGER InputAttributeNode InputNode _type_to_string",
-    ),
+    "ray.dag.input_node": ("hpcray.graphs.nodes:DAGInputData IN_CONTEXT_MANAGER InputAttributeNode InputNode",),
     "ray.dag.output_node": ("hpcray.graphs.nodes:MultiOutputNode",),
-    "ray.dag.py_obj_scanner": (
-        "hpcray.graphs.py_obj_scanner:Source Target _PyObjScanner _get_node _instances nested_nodes replaced",
-    ),
+    "ray.dag.py_obj_scanner": ("hpcray.graphs.py_obj_scanner:_PyObjScanner _get_node _instances",),
     "ray.dag.utils": ("hpcray.graphs.vis_utils:_DAGNodeNameGenerator",),
-    "ray.dag.vis_utils": ("hpcray.graphs.vis_utils:_dag_to_dot _get_nodes_and_edges plot",),
+    "ray.dag.vis_utils": ("hpcray.graphs.vis_utils",),
     "ray.experimental.compiled_dag_ref": ("hpcray.graphs.compiled_dag_ref:CompiledDAGFuture CompiledDAGRef",),
     # -------------------------------------------------------------------- experimental
     "ray.experimental": ("hpcray.experimental",),
-    "ray.experimental.collective": (
-        "hpcray.experimental.collective:CommunicatorHandle _AllGather _AllReduce _ReduceScatter _actors_of _bind "
-        "_check_transport _reduction allgather allreduce create_collective_group "
-        "destroy_all_collective_groups destroy_collective_group get_collective_groups "
-        "reducescatter",
-    ),
-    "ray.experimental.collective.operations": (
-        "hpcray.experimental.collective:CommunicatorHandle _AllGather _AllReduce _ReduceScatter _actors_of _bind "
-        "_check_transport _reduction allgather allreduce create_collective_group "
-        "destroy_all_collective_groups destroy_collective_group get_collective_groups "
-        "reducescatter",
-    ),
+    "ray.experimental.collective": ("hpcray.experimental.collective",),
+    "ray.experimental.collective.operations": ("hpcray.experimental.collective",),
     "ray.experimental.internal_kv": ("hpcray.experimental.internal_kv",),
     "ray.experimental.locations": ("hpcray.experimental.locations",),
     "ray.experimental.state": (),
     "ray.experimental.state.api": ("hpcray.util.state",),
-    "ray.experimental.state.common": (
-        "hpcray.state.schemas:ActorState ClusterEventState Humanify JobState NodeState ObjectState "
-        "PlacementGroupState RuntimeEnvState StateSchema TaskState WorkerState "
-        "_launch_time filter_fields state_column",
-        "hpcray.state.schemas:AVAILABLE_STATES DEFAULT_DOWNLOAD_FILENAME DEFAULT_LIMIT DEFAULT_LOG_LIMIT "
-        "DEFAULT_RPC_TIMEOUT Filter GetApiOptions GetLogOptions ListApiOptions "
-        "ListApiResponse PredicateType RAY_MAX_LIMIT_FROM_API_SERVER "
-        "RAY_MAX_LIMIT_FROM_DATA_SOURCE StateResource SummaryApiOptions "
-        "SummaryApiResponse SummaryResource SupportedFilterType check_filters max_limit "
-        "resource_to_schema",
-        "hpcray.state.summaries",
-    ),
+    "ray.experimental.state.common": ("hpcray.state.schemas", "hpcray.state.summaries"),
     "ray.experimental.state.exception": (
         "hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",
     ),
-    "ray.experimental.tqdm_ray": (
-        "hpcray.experimental.tqdm_ray:CHANGING RAY_TQDM_MAGIC _manager _mgr_lock _print instance safe_print "
-        "show_line tqdm",
-    ),
+    "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
     "ray._common.filters": (f"{_NAMES}.log:CoreContextFilter",),
@@ -258,10 +208,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.network_utils:build_address find_free_port get_all_interfaces_ip get_localhost_ip "
         "get_node_ip_address is_ipv6 is_localhost node_ip_address_from_perspective parse_address",
     ),
-    "ray._common.ray_option_utils": (
-        f"{_NAMES}.option_utils:Option actor_options task_options update_options valid_options "
-        "validate_actor_options validate_task_options",
-    ),
+    "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
     "ray._common.utils": (_UTILS, *_MORE_COMMON_UTILS),
     "ray._common.usage": (),
     "ray._common.usage.usage_lib": (
@@ -309,14 +256,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.services": (f"{_NAMES}.network_utils:find_gcs_addresses get_node_ip_address",),
     "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
     "ray._private.utils": (_UTILS, _MORE_PRIVATE_UTILS),
-    "ray._private.worker": (
-        f"{_NAMES}.worker:BaseContext CHANGING LOCAL_MODE RayContext SCRIPT_MODE WORKER_MODE Worker "
-        "_CoreWorker _GlobalNode __getattr__ _blocking_is_expected _mode "
-        "_post_init_hooks _report_unhandled _unhandled_error_handler "
-        "_wait_generators_bulk blocking_get_inside_async_warned global_worker "
-        "print_to_stdstream print_worker_logs",
-        "hpcray",
-    ),
+    "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.internal": ("hpcray.internal:Buffer create free",),
 }
 """Sources by module of Ray; `()`: a package whose only contents are its submodules."""

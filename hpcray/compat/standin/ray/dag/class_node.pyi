@@ -3,4 +3,3 @@
 from hpcray.graphs.nodes import ClassMethodNode as ClassMethodNode
 from hpcray.graphs.nodes import ClassNode as ClassNode
 from hpcray.graphs.nodes import _UnboundClassMethodNode as _UnboundClassMethodNode
-from hpcray.graphs.nodes import bind_method as bind_method

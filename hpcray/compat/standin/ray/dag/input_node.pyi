@@ -4,4 +4,3 @@ from hpcray.graphs.nodes import DAGInputData as DAGInputData
 from hpcray.graphs.nodes import IN_CONTEXT_MANAGER as IN_CONTEXT_MANAGER
 from hpcray.graphs.nodes import InputAttributeNode as InputAttributeNode
 from hpcray.graphs.nodes import InputNode as InputNode
-from hpcray.graphs.nodes import _type_to_string as _type_to_string
