@@ -122,9 +122,9 @@ SHORT_FILES = {}
 LINES_OF_CODE = {
     "api": 3084,
     "autoscaler": 856,
-    "cli": 2793,
+    "cli": 2809,
     "common": 1500,
-    "compat": 3122,
+    "compat": 3062,
     "core": 12549,
     "dashboard": 1157,
     "diagnostics": 2559,
@@ -141,8 +141,8 @@ LINES_OF_CODE = {
     "processes": 432,
     "progress_bars": 216,
     "protocol": 1491,
-    "ray_api": 450,
-    "ray_start": 1566,
+    "ray_api": 493,
+    "ray_start": 1656,
     "runtime": 12815,
     "runtime_env": 1131,
     "state": 3888,
@@ -154,6 +154,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 433,
+    "whole": 435,
 }
 """Files of the package, those of compat/standin left out."""
