@@ -120,13 +120,13 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3084,
+    "api": 3101,
     "autoscaler": 856,
-    "cli": 2809,
+    "cli": 3176,
     "common": 1500,
     "compat": 3062,
     "core": 12549,
-    "dashboard": 1157,
+    "dashboard": 1668,
     "diagnostics": 2559,
     "experimental": 552,
     "graphs": 2159,
@@ -138,12 +138,13 @@ LINES_OF_CODE = {
     "mpi": 561,
     "notebooks": 117,
     "platform": 5404,
-    "processes": 432,
+    "processes": 439,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 493,
     "ray_start": 1656,
-    "runtime": 12815,
+    "runtime": 12894,
+    "history": 1347,
     "runtime_env": 1131,
     "state": 3888,
     "tensors": 3321,
@@ -154,6 +155,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 435,
+    "whole": 447,
 }
 """Files of the package, those of compat/standin left out."""
