@@ -74,7 +74,6 @@ _MODULES = {
         "accelerators",
         "collective",
         "dask",
-        "iter",
         "joblib",
         "metrics",
         "multiprocessing",
