@@ -1,6 +1,6 @@
 """The labels that a node gives itself when it starts: its switch, block, NVLink domain, rack and host.
 
-Nothing is asked of anybody where the environment says it: `srun` gives each task the address of its node. A node that
+No command is run where the environment says it: `srun` gives each task the address of its node. A node that
 came another way (by ssh, say) asks `scontrol show topology` once. Where nothing is known, there is no label.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpcray.topology.switches import (
     Network,
-    Place,
+    NodePlace,
     label_value,
     parse_topology,
     parse_topology_yaml,
@@ -72,28 +72,28 @@ def node_labels(
     return {key: value for key, value in labels.items() if value}
 
 
-def _place(environ: Mapping[str, str], node: str, file: str, ask_slurm: Callable[[], str]) -> Place:
+def _place(environ: Mapping[str, str], node: str, file: str, ask_slurm: Callable[[], str]) -> NodePlace:
     if file:
         return _place_in(read_topology_file(file), node, file)
     address = environ.get("SLURM_TOPOLOGY_ADDR", "")
     if address and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN") == "node":
-        return Place()  # the cluster has no topology
+        return NodePlace()  # the cluster has no topology
     place = read_address(address, environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""), node)
-    if place != Place():
+    if place != NodePlace():
         return place
     if "SLURM_JOB_ID" in environ and (address or "SLURM_PROCID" not in environ):
         # Inherited from another node, or not started by srun.
         try:
             return _place_in(parse_topology(ask_slurm()), node, "")
         except ValueError:
-            return Place()
-    return Place()
+            return NodePlace()
+    return NodePlace()
 
 
-def _place_in(network: Network, node: str, file: str) -> Place:
+def _place_in(network: Network, node: str, file: str) -> NodePlace:
     names = (node, node.partition(".")[0], socket.gethostname())
     known = next((name for name in names if name in network.switch_of or name in network.block_of), "")
-    return Place(network.path_of(known), network.block_of.get(known, ""))
+    return NodePlace(network.path_of(known), network.block_of.get(known, ""))
 
 
 def read_topology_file(path: str) -> Network:

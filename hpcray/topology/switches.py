@@ -44,7 +44,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Place:
+class NodePlace:
     """The place of one node.
 
     Attributes:
@@ -56,7 +56,7 @@ class Place:
     block: str = ""
 
 
-def read_address(address: str, pattern: str, node: str = "") -> Place:
+def read_address(address: str, pattern: str, node: str = "") -> NodePlace:
     """Read the address that Slurm gives to a task's node: `s0.s1.n1` by the pattern `switch.switch.node`.
 
     A node behind several leaf switches has them in brackets (`s0.s[1-2].n1`): the first one counts.
@@ -67,10 +67,10 @@ def read_address(address: str, pattern: str, node: str = "") -> Place:
     """
     names, kinds = _split(address), _split(pattern)
     if len(names) != len(kinds) or not names or kinds[-1] != "node" or (node and names[-1] != node):
-        return Place()
+        return NodePlace()
     path = tuple(_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "switch")
     blocks = [_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "block"]
-    return Place(path, blocks[-1] if blocks else "")
+    return NodePlace(path, blocks[-1] if blocks else "")
 
 
 def parse_topology(text: str) -> Network:

@@ -16,7 +16,7 @@ from hpcray.topology import node_labels as labels_module
 from hpcray.topology.node_labels import node_labels, read_topology_file
 from hpcray.topology.switches import (
     Network,
-    Place,
+    NodePlace,
     label_value,
     parse_topology,
     parse_topology_yaml,
@@ -75,17 +75,17 @@ YAML = """\
 @pytest.mark.parametrize(
     ("address", "pattern", "node", "expected"),
     [
-        ("s0.s4.s8.tux1", "switch.switch.switch.node", "tux1", Place(("s0", "s4", "s8"))),
-        ("s0.s[4-5].tux1", "switch.switch.node", "", Place(("s0", "s4"))),
-        ("b7.tux1", "block.node", "tux1", Place((), "b7")),
-        ("tux1", "node", "tux1", Place()),
-        ("s0.s4.tux1", "switch.switch.node", "tux2", Place()),  # inherited from another node
-        ("s0.tux1", "switch.switch.node", "tux1", Place()),
-        ("", "", "", Place()),
-        ("s0.s4.tux1", "", "tux1", Place()),
+        ("s0.s4.s8.tux1", "switch.switch.switch.node", "tux1", NodePlace(("s0", "s4", "s8"))),
+        ("s0.s[4-5].tux1", "switch.switch.node", "", NodePlace(("s0", "s4"))),
+        ("b7.tux1", "block.node", "tux1", NodePlace((), "b7")),
+        ("tux1", "node", "tux1", NodePlace()),
+        ("s0.s4.tux1", "switch.switch.node", "tux2", NodePlace()),  # inherited from another node
+        ("s0.tux1", "switch.switch.node", "tux1", NodePlace()),
+        ("", "", "", NodePlace()),
+        ("s0.s4.tux1", "", "tux1", NodePlace()),
     ],
 )
-def test_addresses_of_slurm(address: str, pattern: str, node: str, expected: Place) -> None:
+def test_addresses_of_slurm(address: str, pattern: str, node: str, expected: NodePlace) -> None:
     assert read_address(address, pattern, node) == expected
 
 

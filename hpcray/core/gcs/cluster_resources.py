@@ -339,10 +339,6 @@ class ClusterResources:
         self.node_types.nodes_joined(nodes)
         self._forget_all()
 
-    def has_places(self) -> bool:
-        """Whether the nodes are known to be in different places of the network."""
-        return len(self.places) > 1 and len(set(self.places.values())) > 1
-
     def restore_nodes(self, nodes: Iterable[NodeInfo], dead: Mapping[int, str]) -> None:
         """Take in what another head knew of the nodes."""
         self.nodes_joined(nodes)

@@ -333,7 +333,7 @@ class PlacementGroupScheduler:
             found = self._plan(group.spec, bundles, first, used)
             if found is not None and not group.avoid & first.keys():
                 return found
-        near = len(bundles) > 1 and self._resources.has_places()
+        near = len(bundles) > 1 and len(set(self._resources.places.values())) > 1
         if len(nodes) > SMALL_CLUSTER and not near:
             good = [n for n in self._good(group.spec, bundles, used) if n not in group.avoid]
             found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
