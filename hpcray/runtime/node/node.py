@@ -27,7 +27,7 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import silenced_output, write_exit_code
 from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
-from hpcray.platform.kept_logs import keep_logs, node_logs
+from hpcray.platform.kept_logs import node_logs
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
 from hpcray.platform.mpi_directory import private_memory
 from hpcray.platform.numa_binding import original_affinity
@@ -47,6 +47,7 @@ from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
 from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
 from hpcray.runtime.node.requeue import requeue_job
+from hpcray.runtime.node.session_watch import SessionWatch
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
 from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -308,17 +309,34 @@ class _NodeServer:
     def _attach_parts(self, transports: NodeTransports) -> None:
         node, raylet, loop, router = self._node, self._raylet, self._loop, self._router
         context, lease_manager, store = self._context, raylet.lease_manager, raylet.store
-        processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet)
+        logs = logs_directory(context.session_dir)
+        kept = node.options.logs or (node_logs(node.config.log_dir, self._rank) if node.config.log_dir else "")
+        log_monitor = LogMonitor(
+            loop,
+            router,
+            logs,
+            kept,
+            lambda: lease_manager.job.driver if lease_manager.job is not None else b"",
+            raylet.log,
+        )
+        copies = [copy for _, copy in node.moved.pairs]
+        session_watch = SessionWatch(
+            loop,
+            node.session,
+            node.template,
+            log_monitor,
+            copies,
+            raylet.log,
+            lambda reason: self._cluster.give_up(reason),
+            lambda: self._shutdown.begun,
+        )
+        processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet, session_watch.check)
         neighbors = NeighborClients(loop, router, store, node.arena.fd, raylet)
         memory_monitor = MemoryMonitor(
             context, loop, router, processes, lease_manager.pool, store, raylet.log,
             lambda proc: raylet.apply(lease_manager.ask_worker_to_leave(loop.now, proc)),
         )  # fmt: skip
         share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._listener, context.cluster_size)
-        logs = logs_directory(context.session_dir)
-        kept = node.options.logs or (node_logs(node.config.log_dir, self._rank) if node.config.log_dir else "")
-        if kept and (problem := keep_logs(logs, kept)):
-            raylet.log(f"warning: {problem}")
         introspection = self._features.diagnostics(
             NodeParts(
                 context,
@@ -338,9 +356,6 @@ class _NodeServer:
             )
         )
         spill_io = SpillIo(raylet, self._spill_files)
-        log_monitor = LogMonitor(
-            loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b"", raylet.log
-        )
         frames = FrameSlotRouter(node.arena, node.frame_slots, router)
         loop.share_frames(frames)
         transports.receive_into(frames.take)
