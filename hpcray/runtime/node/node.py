@@ -24,7 +24,7 @@ from hpcray.platform.accelerators import accelerator_resources
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.console import silenced_output, write_exit_code
+from hpcray.platform.console import ExitReport, silenced_output, write_exit_report
 from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.kept_logs import node_logs
@@ -40,6 +40,7 @@ from hpcray.runtime.node.child_process import ChildProcess, export_metrics, show
 from hpcray.runtime.node.cluster_member import ClusterMember
 from hpcray.runtime.node.driver_child import DriverChild
 from hpcray.runtime.node.end_step import end_step, reported_by_launcher
+from hpcray.runtime.node.head_failover import NEW_HEAD_TIMEOUT
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.node_features import NodeFeatures, NodeParts
 from hpcray.runtime.node.node_signals import USER_SIGNALS, signals
@@ -139,8 +140,6 @@ def serve(
     control, data = opened.transports.control, opened.transports.data
     if outcome.requeue and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
-    if outcome.decides and outcome.broken and node.exit_file:
-        write_exit_code(node.exit_file, outcome.code)
     code = report_code(outcome.code) if outcome.decides and not outcome.failure else outcome.code
     if control is not None and data is not None:
         # Peers leave at the same time, and UCX calls that an error, on standard output.
@@ -298,6 +297,7 @@ class _NodeServer:
             features.autoscaling,
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
         )
+        self._router.head_location.listeners.append(self._head_moved)
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
 
     def _log(self, text: str) -> None:
@@ -385,6 +385,19 @@ class _NodeServer:
             self._observers.append(export_metrics(node.config.metrics_export, node.session.path))
         self._ready(node.session.path)
 
+    def _head_moved(self) -> None:
+        """This node has the program and is the head from now on: what the old head believes does not count."""
+        if self._rank == self._driver_rank == self._router.head_location.node:
+            self._report_end(None)
+
+    def _report_end(self, code: int | None, believed: bool = False) -> None:
+        """Tell a launcher on another host how the program has ended, or that it has not."""
+        if path := self._node.exit_file:
+            config = self._context.config
+            patience = config.head_timeout + config.node_timeout + NEW_HEAD_TIMEOUT if believed else 0.0
+            epoch = self._router.head_location.epoch
+            write_exit_report(path, ExitReport(self._rank, epoch, code, patience), believed)
+
     def _open_journal(self) -> JournalFile | None:
         self._journal = open_journal(self._node.config, os.environ, self._raylet.log)
         return self._journal
@@ -414,8 +427,10 @@ class _NodeServer:
         if not cluster.came_up:
             failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
             return _Outcome(1, cluster.broken, failure)
-        decides = self._rank == self._driver_rank or cluster.program_lost
+        decides = (self._rank == self._driver_rank and not cluster.fenced) or cluster.program_lost
         code = shutdown.code if decides else 0
+        if decides and (cluster.broken or self._router.head_location.epoch):
+            self._report_end(code or int(bool(failure)), cluster.program_lost)
         return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.requeue, decides)
 
 
