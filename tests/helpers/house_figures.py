@@ -155,7 +155,7 @@ LINES_OF_CODE = {
     "job_submission": 731,
     "jobs": 1255,
     "kernel": 39134,
-    "launch": 1008,
+    "launch": 1016,
     "mpi": 561,
     "notebooks": 121,
     "platform": 5411,
