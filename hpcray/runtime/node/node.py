@@ -299,6 +299,8 @@ class _NodeServer:
         )
         self._router.head_location.listeners.append(self._head_moved)
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
+        made = [make(self._raylet) for make in features.extensions]
+        self._raylet.events.extensions = [extension for extension in made if extension is not None]
 
     def _log(self, text: str) -> None:
         self._raylet.log(text)
@@ -416,6 +418,8 @@ class _NodeServer:
             for child in self._observers:
                 child.stop()
             cluster.close()
+            for extension in self._raylet.events.extensions:
+                extension.close()
             loop.close()
             self._raylet.spill_io.close()
             node.template.close()
