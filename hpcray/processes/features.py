@@ -33,6 +33,12 @@ def _tensors() -> type[Extension]:
     return DeviceObjects
 
 
+def _hangs() -> type[Extension]:
+    from hpcray.hangs.hang_watch import HangWatch
+
+    return HangWatch
+
+
 def _read_targets() -> type[Extension]:
     from hpcray.tensors.read_targets import ReadTargets
 
@@ -81,6 +87,7 @@ FEATURES = FeatureTable(
     extensions={
         "durable": _durable,
         "graphs": _graphs,
+        "hangs": _hangs,
         "read_targets": _read_targets,
         "registered_memory": _registered_memory,
         "tensors": _tensors,
