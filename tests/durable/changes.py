@@ -1,8 +1,9 @@
 """The catalogue of changes between two runs: what was before, what is after, and whether the result may be used again.
 
-A case is a function `f` in `main.py`, its arguments in `ARGS`, and further files. `{a}` and `{b}` style templates are not
-used: each variant is written out, as a diff of the two is what a user has done.
+A case is a function `f` in `main.py`, its arguments in `ARGS`, and further files.
 """
+
+# ruff: noqa: E501  # the cases are read as a table
 
 from __future__ import annotations
 
@@ -41,7 +42,10 @@ LATE_OTHER = {"main.py": "def f():\n    from other import helper\n    return hel
 HELPER = {"other.py": "def helper(x):\n    return x + 1\n\n\ndef unrelated():\n    return 1\n"}
 HELPER_2 = {"other.py": HELPER["other.py"].replace("x + 1", "x + 2")}
 HELPER_3 = {"other.py": HELPER["other.py"].replace("return 1\n", "return 2\n")}
-DEEP = {"main.py": "from middle import g\n\n\ndef f():\n    return g()\n", "middle.py": "import other\n\n\ndef g():\n    return other.helper(3)\n"}
+DEEP = {
+    "main.py": "from middle import g\n\n\ndef f():\n    return g()\n",
+    "middle.py": "import other\n\n\ndef g():\n    return other.helper(3)\n",
+}
 PACKAGE = {"main.py": "import pack.inner\n\n\ndef f():\n    return pack.inner.helper(1)\n", "pack/__init__.py": ""}
 CLASS = "class A:\n    LIMIT = 3\n\n    def m(self):\n        return 1\n\n    @staticmethod\n    def s():\n        return 2\n\n    @property\n    def p(self):\n        return 3\n\n\ndef f():\n    return A().m()\n"
 BASE = "class B:\n    def m(self):\n        return 1\n\n\nclass A(B):\n    pass\n\n\ndef f():\n    return A().m()\n"
@@ -58,12 +62,16 @@ FRAME = "import pandas as pd\n\n\ndef f(t):\n    return t\n\n\nARGS = (pd.DataFr
 TENSOR = "import torch\n\n\ndef f(t):\n    return t\n\n\nARGS = ({},)\n"
 ARGUMENT = "def f(x, y=0):\n    return x\n\n\nARGS = ({},)\n"
 PARTIAL = "import functools\n\n\ndef g(a, b):\n    return a + b\n\n\nf = functools.partial(g, 1, b=2)\n"
-CACHED = "import functools\n\n\n@functools.cache\ndef helper(x):\n    return x + 1\n\n\ndef f():\n    return helper(1)\n"
+CACHED = (
+    "import functools\n\n\n@functools.cache\ndef helper(x):\n    return x + 1\n\n\ndef f():\n    return helper(1)\n"
+)
 DISPATCH = "import functools\n\n\n@functools.singledispatch\ndef g(x):\n    return 1\n\n\n@g.register\ndef _(x: str):\n    return 2\n\n\ndef f():\n    return g('a')\n"
 NAMED = "import collections\n\nP = collections.namedtuple('P', 'x y')\n\n\ndef f(p):\n    return p.x\n\n\nARGS = (P(1, 2),)\n"
 RECURSIVE = "def even(n):\n    return n == 0 or odd(n - 1)\n\n\ndef odd(n):\n    return n != 0 and even(n - 1)\n\n\ndef f():\n    return even(4)\n"
 GENERATOR = "def f(n=3):\n    for i in range(n):\n        yield i\n"
-NESTED = "def f():\n    def inner(x):\n        return x + LIMIT\n    return [inner(i) for i in range(3)]\n\n\nLIMIT = 1\n"
+NESTED = (
+    "def f():\n    def inner(x):\n        return x + LIMIT\n    return [inner(i) for i in range(3)]\n\n\nLIMIT = 1\n"
+)
 CALLABLE = "class F:\n    def __init__(self, n):\n        self.n = n\n\n    def __call__(self):\n        return self.n\n\n\nf = F(1)\n"
 META = "class M(type):\n    def size(cls):\n        return 1\n\n\nclass A(metaclass=M):\n    pass\n\n\ndef f():\n    return A.size()\n"
 SLOTS = "class A:\n    __slots__ = ('x',)\n\n    def __init__(self, x):\n        self.x = x\n\n\ndef f(a):\n    return a.x\n\n\nARGS = (A(1),)\n"
@@ -88,10 +96,18 @@ CHANGES = [
     _change("a constant becomes a float", PLAIN, PLAIN.replace("+ 1", "+ 1.0"), AGAIN),
     _change("a comment", PLAIN, PLAIN.replace("    return", "    # adds one\n    return"), FOUND),
     _change("a comment behind the line", PLAIN, PLAIN.replace("x + 1", "x + 1  # one more"), FOUND),
-    _change("an unrelated edit above it", PLAIN, "import os\n\n\ndef g():\n    return os.getpid()\n\n\n" + PLAIN, FOUND),
+    _change(
+        "an unrelated edit above it", PLAIN, "import os\n\n\ndef g():\n    return os.getpid()\n\n\n" + PLAIN, FOUND
+    ),
     _change("an unrelated edit below it", PLAIN, PLAIN + "\n\ndef g():\n    return 1\n", FOUND),
     _change("layout", PLAIN, PLAIN.replace("x + 1", "(\n        x\n        + 1\n    )"), FOUND),
-    _change("a docstring", PLAIN, PLAIN.replace("    return", '    """Adds one."""\n    return'), AGAIN, "its constants move"),
+    _change(
+        "a docstring",
+        PLAIN,
+        PLAIN.replace("    return", '    """Adds one."""\n    return'),
+        AGAIN,
+        "its constants move",
+    ),
     _change(
         "the text of a docstring",
         PLAIN.replace("    return", '    """Adds one."""\n    return'),
@@ -108,15 +124,30 @@ CHANGES = [
     _change("a set constant in another order", SET, SET.replace("'a', 'b'", "'b', 'a'"), FOUND),
     _change("it becomes a generator", PLAIN, PLAIN.replace("return", "yield"), AGAIN),
     _change("a generator", GENERATOR, GENERATOR.replace("yield i", "yield i + 1"), AGAIN),
-    _change("an exception handler", "def f():\n    try:\n        return 1\n    except ValueError:\n        return 2\n", "def f():\n    try:\n        return 1\n    except KeyError:\n        return 2\n", AGAIN),
-    _change("a comprehension", "def f():\n    return [i for i in range(3)]\n", "def f():\n    return [i for i in range(4)]\n", AGAIN),
+    _change(
+        "an exception handler",
+        "def f():\n    try:\n        return 1\n    except ValueError:\n        return 2\n",
+        "def f():\n    try:\n        return 1\n    except KeyError:\n        return 2\n",
+        AGAIN,
+    ),
+    _change(
+        "a comprehension",
+        "def f():\n    return [i for i in range(3)]\n",
+        "def f():\n    return [i for i in range(4)]\n",
+        AGAIN,
+    ),
     _change("a lambda", "f = lambda: 1\n", "f = lambda: 2\n", AGAIN),
     _change("the same lambda on another line", "f = lambda: 1\n", "\n\n\nf = lambda: 1\n", FOUND),
     _change("an inner function", NESTED, NESTED.replace("x + LIMIT", "x - LIMIT"), AGAIN),
     _change("a global of an inner function", NESTED, NESTED.replace("LIMIT = 1", "LIMIT = 2"), AGAIN),
     # what it names
     _change("a helper in the same file", HELPED, HELPED.replace("x + 1", "x + 2"), AGAIN),
-    _change("a helper moves within the file", HELPED, "def f():\n    return helper(1)\n\n\ndef helper(x):\n    return x + 1\n", FOUND),
+    _change(
+        "a helper moves within the file",
+        HELPED,
+        "def f():\n    return helper(1)\n\n\ndef helper(x):\n    return x + 1\n",
+        FOUND,
+    ),
     Change("a helper in another module", OTHER | HELPER, OTHER | HELPER_2, AGAIN),
     Change("an unrelated function of that module", OTHER | HELPER, OTHER | HELPER_3, FOUND),
     Change("a helper imported by name", FROM_OTHER | HELPER, FROM_OTHER | HELPER_2, AGAIN),
@@ -124,8 +155,19 @@ CHANGES = [
     Change("a helper imported inside of the function", LATE_OTHER | HELPER, LATE_OTHER | HELPER_2, AGAIN),
     Change("an unrelated one beside it", LATE_OTHER | HELPER, LATE_OTHER | HELPER_3, FOUND),
     Change("a helper two modules away", DEEP | HELPER, DEEP | HELPER_2, AGAIN),
-    Change("a helper in a package", PACKAGE | {"pack/inner.py": HELPER["other.py"]}, PACKAGE | {"pack/inner.py": HELPER_2["other.py"]}, AGAIN),
-    Change("a renamed file", OTHER | HELPER, {"main.py": OTHER["main.py"].replace("other", "others"), "others.py": HELPER["other.py"]}, AGAIN, "the name by which the function reaches it is another"),
+    Change(
+        "a helper in a package",
+        PACKAGE | {"pack/inner.py": HELPER["other.py"]},
+        PACKAGE | {"pack/inner.py": HELPER_2["other.py"]},
+        AGAIN,
+    ),
+    Change(
+        "a renamed file",
+        OTHER | HELPER,
+        {"main.py": OTHER["main.py"].replace("other", "others"), "others.py": HELPER["other.py"]},
+        AGAIN,
+        "the name by which the function reaches it is another",
+    ),
     Change("the file of the function is in another directory", {"main.py": PLAIN}, {"sub/../main.py": PLAIN}, FOUND),
     _change("a function that calls back", RECURSIVE, RECURSIVE.replace("n != 0 and", "n > 0 and"), AGAIN),
     _change("functions that call each other", RECURSIVE, RECURSIVE, FOUND),
@@ -137,8 +179,18 @@ CHANGES = [
     _change("a global", GLOBAL, GLOBAL.replace("LIMIT = 3", "LIMIT = 5"), AGAIN),
     _change("another global", GLOBAL, GLOBAL.replace("OTHER = 4", "OTHER = 5"), FOUND),
     _change("inside of a global dict", TABLE, TABLE.replace("[1, 2]", "[1, 3]"), AGAIN),
-    _change("the order of a global dict", TABLE, "TABLE = {'b': 3, 'a': [1, 2]}\n\n\ndef f():\n    return TABLE['a']\n", AGAIN),
-    _change("a global becomes a builtin", "sum = max\n\n\ndef f():\n    return sum([1, 2])\n", "def f():\n    return sum([1, 2])\n", AGAIN),
+    _change(
+        "the order of a global dict",
+        TABLE,
+        "TABLE = {'b': 3, 'a': [1, 2]}\n\n\ndef f():\n    return TABLE['a']\n",
+        AGAIN,
+    ),
+    _change(
+        "a global becomes a builtin",
+        "sum = max\n\n\ndef f():\n    return sum([1, 2])\n",
+        "def f():\n    return sum([1, 2])\n",
+        AGAIN,
+    ),
     Change("a global of another module", CONFIG, CONFIG | {"config.py": "LIMIT = 2\nNAME = 'a'\n"}, AGAIN),
     Change("another global of that module", CONFIG, CONFIG | {"config.py": "LIMIT = 1\nNAME = 'b'\n"}, FOUND),
     _change("a cached helper", CACHED, CACHED.replace("x + 1", "x + 2"), AGAIN),
@@ -206,16 +258,30 @@ CHANGES = [
     _arrays("a large one", "np.zeros(1 << 18)", "np.r_[np.zeros((1 << 18) - 1), 1]", AGAIN),
 ]
 FRAMES = [
-    _change("DataFrame: the same", FRAME.format("{'a': [1, 2], 'b': ['x', 'y']}"), FRAME.format("{'a': [1, 2], 'b': ['x', 'y']}"), FOUND),
+    _change(
+        "DataFrame: the same",
+        FRAME.format("{'a': [1, 2], 'b': ['x', 'y']}"),
+        FRAME.format("{'a': [1, 2], 'b': ['x', 'y']}"),
+        FOUND,
+    ),
     _change("DataFrame: a value", FRAME.format("{'a': [1, 2]}"), FRAME.format("{'a': [1, 3]}"), AGAIN),
     _change("DataFrame: a text", FRAME.format("{'b': ['x', 'y']}"), FRAME.format("{'b': ['x', 'z']}"), AGAIN),
-    _change("DataFrame: the index", FRAME.format("{'a': [1, 2]}, index=[0, 1]"), FRAME.format("{'a': [1, 2]}, index=[0, 2]"), AGAIN),
+    _change(
+        "DataFrame: the index",
+        FRAME.format("{'a': [1, 2]}, index=[0, 1]"),
+        FRAME.format("{'a': [1, 2]}, index=[0, 2]"),
+        AGAIN,
+    ),
     _change("DataFrame: a column's name", FRAME.format("{'a': [1, 2]}"), FRAME.format("{'b': [1, 2]}"), AGAIN),
 ]
 TENSORS = [
     _change("tensor: the same", TENSOR.format("torch.ones(3)"), TENSOR.format("torch.ones(3)"), FOUND),
     _change("tensor: a value", TENSOR.format("torch.ones(3)"), TENSOR.format("torch.zeros(3)"), AGAIN),
-    _change("tensor: dtype", TENSOR.format("torch.ones(3)"), TENSOR.format("torch.ones(3, dtype=torch.float64)"), AGAIN),
+    _change(
+        "tensor: dtype", TENSOR.format("torch.ones(3)"), TENSOR.format("torch.ones(3, dtype=torch.float64)"), AGAIN
+    ),
     _change("tensor: shape", TENSOR.format("torch.ones(6)"), TENSOR.format("torch.ones(2, 3)"), AGAIN),
-    _change("tensor: a gradient", TENSOR.format("torch.ones(3)"), TENSOR.format("torch.ones(3, requires_grad=True)"), AGAIN),
+    _change(
+        "tensor: a gradient", TENSOR.format("torch.ones(3)"), TENSOR.format("torch.ones(3, requires_grad=True)"), AGAIN
+    ),
 ]

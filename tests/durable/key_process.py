@@ -1,4 +1,4 @@
-"""Makes the keys of one side of the catalogue: each case in a directory of its own, imported as a program's modules are.
+"""Makes the keys of one side of the catalogue: each case in a directory of its own, imported as modules are.
 
 Prints, as JSON, what became of each: its key, or why it has none; and whether a worker that gets the function sees the
 same one (`unlike`: what differs there).
@@ -16,9 +16,8 @@ from typing import Any
 
 import cloudpickle
 
-from hpcray.durable.canonical import NoCanonicalFormError
+from hpcray.durable.canonical import Canonical, NoCanonicalFormError, digest
 from hpcray.durable.durable_tasks import Parameters, function_parts, make_key
-from hpcray.durable.canonical import Canonical, digest
 
 
 def no_ref(ref: object) -> bytes:
@@ -39,9 +38,12 @@ def key_of(directory: Path, exported: Path) -> dict[str, Any]:
             return {"refused": str(error)}
         cloudpickle.register_pickle_by_value(module)  # as the modules of a program travel that are no files elsewhere
         try:
-            exported.write_bytes(cloudpickle.dumps((module.f, parts)))
+            text = cloudpickle.dumps((module.f, parts))
+        except TypeError:  # `singledispatch` travels by name alone
+            text = b""
         finally:
             cloudpickle.unregister_pickle_by_value(module)
+        exported.write_bytes(text or cloudpickle.dumps((module.f, parts)))
         base = digest(*(part for label, mark in parts for part in (label.encode(), mark)))
         return {"key": make_key(base, contents, marks).hex(), "parts": [label for label, _ in parts]}
     finally:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from changes import AGAIN, CHANGES, FOUND, FRAMES, REFUSED, TENSORS, Change
 
 ALL = [
