@@ -211,7 +211,7 @@ class RemoteFunction(Generic[P, R_co]):
             raise unserializable_argument(error, self._function_name) from error
 
     def _submit_durably(self, process: CoreWorker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        from hpcray.durable.durable_tasks import DurableFunction, DurableTasks, KeptFunction
+        from hpcray.durable.durable_tasks import DurableFunction, DurableTasks, KeptCallable
         from hpcray.durable.options import read_durable
 
         extension = DurableTasks.of(process)
@@ -221,7 +221,7 @@ class RemoteFunction(Generic[P, R_co]):
         if self._durable is None:
             environment = environment_of(process, given.get("runtime_env"))
 
-            def make(kept: KeptFunction) -> RemoteFunction[..., Any]:
+            def make(kept: KeptCallable) -> RemoteFunction[..., Any]:
                 return RemoteFunction(kept, TaskOptions(given))
 
             options = read_durable(self._options.given["durable"])

@@ -21,6 +21,7 @@ from hpcray.cli import observe
 from hpcray.cli.config import config
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
+from hpcray.cli.durable import durable
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
 from hpcray.cli.job_option import check_configuration, errors_as_messages, job_option, parse_sbatch_options
@@ -71,7 +72,18 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     params=[version_option],
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, config, dashboard, debug, job_group, profile, progress, top],
+    commands=[
+        *observe.COMMANDS,
+        *node_commands.COMMANDS,
+        config,
+        dashboard,
+        debug,
+        durable,
+        job_group,
+        profile,
+        progress,
+        top,
+    ],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:

@@ -40,7 +40,7 @@ _DROPPED = frozenset(
         "_member_map_", "_value2member_map_", "_member_names_", "_unhashable_values_", "_hashable_values_",
     }
 )  # fmt: skip
-"""What a class holds that follows from the rest, or says where it was written."""
+"""Attributes of a class that follow from the rest, or say where it was written."""
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _CLOSURE_LOADS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 _OF_CLOSURE = "*"
@@ -429,7 +429,7 @@ class Canonical:
         self._node(f"function {value.__qualname__}", value, lambda: self._whole_function(value, own))
 
     def _dispatch(self, registry: Mapping[Any, Any]) -> None:
-        """What `functools.singledispatch` made: the function of each class."""
+        """Add the function of each class that `functools.singledispatch` chooses from."""
         for kind, function in registry.items():
             self._add(kind)
             self._add(function)
@@ -592,7 +592,7 @@ class Canonical:
             self._step(f"{value.__qualname__}.{name}: ", _Attribute(item) if name == "__slots__" else item)
 
     def _code(self, code: types.CodeType) -> None:
-        """What a function does, without where it was written."""
+        """Add the instructions of a function, without the place where it was written."""
         docstring = _unused_docstring(code)
         self._items(
             b"t",
@@ -788,7 +788,7 @@ def _short(value: Any) -> str:
 
 
 def _unused_docstring(code: types.CodeType) -> bool:
-    """Whether the first constant of a function is its docstring and nothing else."""
+    """Return True if the first constant of a function is its docstring and nothing else."""
     consts = code.co_consts
     if not consts or not isinstance(consts[0], str):
         return False
@@ -798,7 +798,8 @@ def _unused_docstring(code: types.CodeType) -> bool:
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
-    """What code reads: a global name with the attributes that follow it, or ("import", module, level, names...)."""
+    """Yield each name that code reads: a global with the attributes that follow it; for an import "import", the module,
+    its level and the names."""
     chain: list[str] = []
     constants: list[Any] = [None, None]
     imported: list[str] = []

@@ -16,6 +16,7 @@ import random
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -43,15 +44,15 @@ from hpcray.durable.records import (
     STREAM_END,
     VALUE,
     Description,
+    KeptRecord,
     Meta,
-    Record,
     encode_description,
     encode_meta,
     make_record,
     split_values,
 )
 from hpcray.durable.result_io import ResultIo, state_directory
-from hpcray.durable.result_store import LARGE, Place, ResultStore, value_record
+from hpcray.durable.result_store import LARGE, RecordPlace, ResultStore, value_record
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.context import require_context
@@ -74,7 +75,7 @@ _RECENT = 5.0
 _REFRESH_PERIOD = 1.0
 """Seconds after which a submitter looks at what other jobs have written meanwhile."""
 _WORTH_WAITING = 0.01
-"""Seconds of run time from which a result is with the file system before anybody sees it, if that is fast enough."""
+"""Seconds of run time from which a result is with the file system before its ref is ready, if that is fast enough."""
 _WRITE_WAIT = 0.05
 _VERSION = b"hpcray durable 1"
 
@@ -84,7 +85,10 @@ class DryRunError(RuntimeError):
 
 
 class Trouble(msgspec.Struct, tag=0):
-    """A worker tells a submitter why results are not kept, or that one differs. about: equal ones are told once."""
+    """A worker reports to a submitter why results are not kept, or that one differs.
+
+    about: equal ones are printed once.
+    """
 
     about: str
     text: str
@@ -136,13 +140,13 @@ class DurableTasks(Extension):
         self.tell(message.about, message.text)
 
     def tell(self, about: str, text: str) -> None:
-        """Print something about kept results, once in this process."""
+        """Print a line about kept results, once in this process."""
         if about not in self._told:
             self._told.add(about)
             self.process.engine.call_soon(lambda: print(f"hpcray: {plain_line(text)}", file=sys.stderr, flush=True))
 
     def report(self, about: str, text: str) -> None:
-        """Have the submitter of the task that runs here tell something (lock not held)."""
+        """Have the submitter of the task that runs here print a line (lock not held)."""
         task = self.process.local.task
         if task is None or self.process.kind != "worker":
             self.tell(about, text)
@@ -181,7 +185,7 @@ class DurableTasks(Extension):
     # ------------------------------------------------------------ keys of refs
 
     def ref_key(self, ref: ObjectRef[Any]) -> bytes:
-        """What stands for a ref in a key.
+        """Return the bytes that stand for a ref in a key.
 
         Raises:
             _LateKeyError: only its value can, which may not exist yet.
@@ -218,7 +222,7 @@ class DurableTasks(Extension):
 
     # ------------------------------------------------------------ looking up
 
-    def look(self, key: bytes) -> Place | None:
+    def look(self, key: bytes) -> RecordPlace | None:
         """Return where the result of a key is kept."""
         io = self.io
         if io.off:
@@ -239,7 +243,7 @@ class DurableTasks(Extension):
                 io.post(lambda store: store.refresh())
         return place if place is not None and place.kind else None
 
-    def _just_written(self, key: bytes, store: ResultStore) -> Place | None:
+    def _just_written(self, key: bytes, store: ResultStore) -> RecordPlace | None:
         """Look for the result of a call that this process has made before. If that has just ended, its worker may not
         have written the result yet."""
         object_id, since = self._submitted[key]
@@ -254,12 +258,12 @@ class DurableTasks(Extension):
                 return place
             time.sleep(0.002)
 
-    def read(self, key: bytes, place: Place) -> Record | None:
+    def read(self, key: bytes, place: RecordPlace) -> KeptRecord | None:
         """Return a record, if it is whole and what it needs is as it was."""
         record = self.io.call(lambda store: store.read(key, place), place.size / 1e7)
         return self.judged(key, record)
 
-    def judged(self, key: bytes, record: Record | None) -> Record | None:
+    def judged(self, key: bytes, record: KeptRecord | None) -> KeptRecord | None:
         """The same for a record that was read."""
         store = self.io.store
         if store is not None and store.problems:
@@ -271,7 +275,7 @@ class DurableTasks(Extension):
         self.io.post(lambda store: store.forget(key))
         return None
 
-    def values(self, record: Record) -> list[memoryview] | None:
+    def values(self, record: KeptRecord) -> list[memoryview] | None:
         """The blobs of a record."""
         try:
             return split_values(record.data)
@@ -328,7 +332,7 @@ class DurableTasks(Extension):
             self._submitted[key] = first._id, time.monotonic()
         return self.remember(made, key) if plan.lifetime == math.inf and not plan.stream else made
 
-    def _made_of(self, plan: DurableFunction, key: bytes, place: Place) -> Any:
+    def _made_of(self, plan: DurableFunction, key: bytes, place: RecordPlace) -> Any:
         """Make objects of a small result that was found; None if it is of no use."""
         record = self.read(key, place)
         blobs = self.values(record) if record is not None else None
@@ -370,7 +374,7 @@ class DurableTasks(Extension):
         """Note who hears of trouble in this worker."""
         self._owner = owner
 
-    def keep(self, function: KeptFunction, token: Token, kind: int, values: Sequence[Any], seconds: float) -> None:
+    def keep(self, function: KeptCallable, token: Token, kind: int, values: Sequence[Any], seconds: float) -> None:
         """Keep what a task has returned, an item that it has yielded, or an error."""
         if self.io.off:
             return
@@ -412,7 +416,7 @@ class DurableTasks(Extension):
             if record is not None:
                 self.io.write(record)
 
-    def load(self, token: Token) -> Record | None:
+    def load(self, token: Token) -> KeptRecord | None:
         """Return the record that a submitter has found."""
         if token.place is None:
             return None
@@ -525,7 +529,7 @@ def make_key(base: bytes, contents: Sequence[tuple[str, bytes]], marks: Sequence
 
 
 def shown_arguments(contents: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """What a record keeps of the arguments, for `hpcray durable why`."""
+    """Return the part of the arguments that a record keeps, for `hpcray durable why`."""
     return [
         (name, content if len(content) <= _SHOWN else b"#" + hashlib.blake2b(content, digest_size=16).digest())
         for name, content in contents
@@ -565,7 +569,7 @@ class DurableFunction:
         options: DurableOptions,
         num_returns: int,
         environment: Mapping[str, Any],
-        make: Callable[[KeptFunction], Submitting],
+        make: Callable[[KeptCallable], Submitting],
     ) -> None:
         self.name: str = options.name or getattr(function, "__name__", type(function).__name__)
         self.stream = num_returns < 0
@@ -615,7 +619,7 @@ class DurableFunction:
             self._input_digest,
         )
         parts = None if self.installs else tuple(self._parts)
-        kind = KeptGenerator if self.stream else KeptFunction
+        kind: type[KeptCallable] = KeptGenerator if self.stream else KeptFunction
         self.plain = self._make(kind(self._function, self.base, parts, self._options, self.num_returns))
         self._described = False
 
@@ -651,7 +655,7 @@ class DurableFunction:
     def known_refs(
         self, extension: DurableTasks, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[bytes, bytes]]:
-        """What is known of the refs in arguments whose key a worker has to make."""
+        """Return the key of each ref in the arguments of a call whose own key a worker has to make."""
         found: dict[bytes, bytes] = {}
 
         def note(ref: ObjectRef[Any]) -> bytes:
@@ -720,8 +724,10 @@ def _hashed(file: Any) -> bytes:
     return made.digest()
 
 
-class KeptFunction:
-    """What workers run in place of a durable function: it runs that, or reads what was found, and keeps the result.
+class KeptCallable(ABC):
+    """The callable that workers run in place of a durable function.
+
+    It runs that, or reads the result that was found, and keeps the result.
 
     Attributes:
         base: digest of all that goes into a key but the arguments. options: of the user.
@@ -745,40 +751,9 @@ class KeptFunction:
         self.__module__ = getattr(function, "__module__", "")
         self.__doc__ = getattr(function, "__doc__", "")
 
+    @abstractmethod
     def __call__(self, token_: bytes, /, *args: Any, **kwargs: Any) -> Any:
         """Run the function, or read its result."""
-        extension, token = self._begin(token_, args, kwargs)
-        record = self._found(extension, token)
-        if record is not None and not token.flags & VERIFY:
-            values = self._load(extension, record)
-            if values is not None:
-                return values[0] if self.num_returns == 1 else values
-        began = time.perf_counter()
-        try:
-            value = self.function(*args, **kwargs)
-        except Exception as error:
-            if self.options.errors and token.key:
-                extension.keep(self, token, ERROR, [_bare(error)], time.perf_counter() - began)
-            raise
-        if token.key:
-            values = self._values(value)
-            if values is not None:
-                if record is not None:
-                    _compare(extension, self, token, record, values)
-                extension.keep(self, token, VALUE, values, time.perf_counter() - began)
-                if self.num_returns > 1:
-                    return values
-        return value
-
-    def _values(self, value: Any) -> list[Any] | None:
-        """What a call has returned, as a list; None where that does not fit, which its reply will say."""
-        if self.num_returns <= 1:
-            return [value]
-        try:
-            values = list(value)
-        except TypeError:
-            return None
-        return values if len(values) == self.num_returns else None
 
     def _begin(self, text: bytes, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[DurableTasks, Token]:
         process: Any = require_context()
@@ -787,8 +762,8 @@ class KeptFunction:
         worker = current.worker
         if worker is not None and process.local.task is not None:
             extension.owner_is(owner_of(process.local.task.task))
-            worker.let_interrupt(KeptFunction.__call__.__code__)
-            worker.let_interrupt(KeptGenerator.__call__.__code__)
+            call: Any = type(self).__call__
+            worker.let_interrupt(call.__code__)
         if not self._is_same(extension):
             return extension, Token(b"")
         if token.flags & LATE:
@@ -796,7 +771,7 @@ class KeptFunction:
         return extension, token
 
     def _is_same(self, extension: DurableTasks) -> bool:
-        """Whether the function that this process has is the one that the submitter made the key of."""
+        """Return True if the function that this process has is the one that the submitter made the key of."""
         known = self.__dict__.get("_same")
         if known is None:
             try:
@@ -843,10 +818,52 @@ class KeptFunction:
                 where, flags = None, 0
         return Token(key, flags, where, shown_arguments(contents))
 
-    def _found(self, extension: DurableTasks, token: Token) -> Record | None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.function, self.base, self.parts, self.options, self.num_returns)
+
+
+class KeptFunction(KeptCallable):
+    """The same for a function that returns."""
+
+    def __call__(self, token_: bytes, /, *args: Any, **kwargs: Any) -> Any:
+        """Run the function, or read its result."""
+        extension, token = self._begin(token_, args, kwargs)
+        record = self._found(extension, token)
+        if record is not None and not token.flags & VERIFY:
+            values = self._load(extension, record)
+            if values is not None:
+                return values[0] if self.num_returns == 1 else values
+        began = time.perf_counter()
+        try:
+            value = self.function(*args, **kwargs)
+        except Exception as error:
+            if self.options.errors and token.key:
+                extension.keep(self, token, ERROR, [_bare(error)], time.perf_counter() - began)
+            raise
+        if token.key:
+            values = self._values(value)
+            if values is not None:
+                if record is not None:
+                    _compare(extension, self, token, record, values)
+                extension.keep(self, token, VALUE, values, time.perf_counter() - began)
+                if self.num_returns > 1:
+                    return values
+        return value
+
+    def _values(self, value: Any) -> list[Any] | None:
+        """The values that a call has returned, as a list; None where that does not fit, which its reply will say."""
+        if self.num_returns <= 1:
+            return [value]
+        try:
+            values = list(value)
+        except TypeError:
+            return None
+        return values if len(values) == self.num_returns else None
+
+    def _found(self, extension: DurableTasks, token: Token) -> KeptRecord | None:
         return extension.load(token) if token.flags & (LOAD | VERIFY) else None
 
-    def _load(self, extension: DurableTasks, record: Record) -> list[Any] | None:
+    def _load(self, extension: DurableTasks, record: KeptRecord) -> list[Any] | None:
         blobs = extension.values(record)
         if blobs is None or len(blobs) != max(1, self.num_returns):
             return None
@@ -862,11 +879,8 @@ class KeptFunction:
             raise values[0]
         return values
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.function, self.base, self.parts, self.options, self.num_returns)
 
-
-class KeptGenerator(KeptFunction):
+class KeptGenerator(KeptCallable):
     """The same for a generator: each item is kept by itself, and at the end how many there are."""
 
     def __call__(self, token_: bytes, /, *args: Any, **kwargs: Any) -> Any:
@@ -908,7 +922,7 @@ class KeptGenerator(KeptFunction):
         return _items(extension, places)
 
 
-def _items(extension: DurableTasks, places: Sequence[tuple[bytes, Place]]) -> Iterator[Any]:
+def _items(extension: DurableTasks, places: Sequence[tuple[bytes, RecordPlace]]) -> Iterator[Any]:
     for key, place in places:
         record = extension.read(key, place)
         blobs = extension.values(record) if record is not None else None
@@ -928,9 +942,9 @@ def _bare(error: BaseException) -> BaseException:
 
 
 def _compare(
-    extension: DurableTasks, function: KeptFunction, token: Token, record: Record, values: Sequence[Any]
+    extension: DurableTasks, function: KeptCallable, token: Token, record: KeptRecord, values: Sequence[Any]
 ) -> None:
-    """Tell whether a kept result and one that was computed again differ."""
+    """Say if a kept result and one that was computed again differ."""
     blobs = extension.values(record)
     try:
         kept = values_digest([deserialize(blob) for blob in blobs or ()])

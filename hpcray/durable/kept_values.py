@@ -151,7 +151,7 @@ def program_name(module: str, name: str) -> Any:
 
 
 def found_by_name(module: str, name: str) -> Any:
-    """What a module has under a qualified name; None for nothing. A module of the program's is imported for it."""
+    """The object that a module has under a qualified name; None for nothing. The module is imported for it."""
     loaded = sys.modules.get(module)
     if loaded is None:
         try:
@@ -189,7 +189,7 @@ def is_current(meta: Meta, known: dict[Any, bytes]) -> bool:
 
 
 def values_digest(values: Sequence[Any]) -> bytes:
-    """A digest of the canonical form of values, which tells whether two runs had the same result."""
+    """A digest of the canonical form of values, which shows if two runs had the same result."""
     try:
         return Canonical(lambda ref: Canonical().digest_of(require_context().get([ref], None)[0])).digest_of(
             list(values)
@@ -213,7 +213,7 @@ def _flat(buffer: pickle.PickleBuffer) -> memoryview:
 
 
 class Token(msgspec.Struct, array_like=True, frozen=True):
-    """What the submitter of a durable task tells its worker, in front of the arguments.
+    """The first argument of a durable task, from its submitter to its worker.
 
     Attributes:
         key: of the result; b"" where the worker has to find it, from the values of its arguments.

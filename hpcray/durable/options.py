@@ -1,4 +1,4 @@
-"""What `durable=` of a remote function may be."""
+"""The option `durable=` of a remote function."""
 
 from __future__ import annotations
 

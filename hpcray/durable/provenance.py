@@ -10,9 +10,7 @@ import sys
 import sysconfig
 import types
 
-import hpcray
-
-_HPCRAY = os.path.dirname(os.path.realpath(hpcray.__file__)) + os.sep
+_HPCRAY = os.path.dirname(os.path.dirname(os.path.realpath(__file__))) + os.sep
 
 
 @functools.cache
@@ -88,8 +86,16 @@ def _provenance(name: str, file: str | None) -> str:
     if place == "python":
         return version
     if place == "hpcray":
-        return f"hpcray {hpcray.__version__}"
+        return f"hpcray {_own_version()}"
     return _distributions(top) if place == "package" else ""
+
+
+@functools.cache
+def _own_version() -> str:
+    try:
+        return importlib.metadata.version("hpcray")
+    except importlib.metadata.PackageNotFoundError:
+        return "from a directory"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Records of kept results: their layout in a pack, and how one is told from what is torn or foreign.
+"""Records of kept results: their layout in a pack, and how a torn or foreign one is recognised.
 
 A pack is a file to which the processes of one node append records, each with one `write`::
 
@@ -32,7 +32,7 @@ IN_FILE, REBOUND = 1, 2
 
 
 class Meta(msgspec.Struct, array_like=True, frozen=True):
-    """What a record says about itself.
+    """The part of a record that describes it.
 
     Attributes:
         name: of the function. function: digest of all but the arguments, under which a FUNCTION record describes it.
@@ -80,7 +80,7 @@ class Header(NamedTuple):
         return HEADER_BYTES + self.meta_size + self.data_size + CHECK_BYTES
 
 
-class Record(NamedTuple):
+class KeptRecord(NamedTuple):
     """A record whose check was right."""
 
     header: Header
@@ -111,7 +111,7 @@ def read_header(content: Any, at: int) -> Header | None:
     return Header(*_HEADER.unpack_from(content, at)[1:])
 
 
-def read_record(content: bytes | memoryview, key: bytes) -> Record | None:
+def read_record(content: bytes | memoryview, key: bytes) -> KeptRecord | None:
     """Return a record, judged by its check; None if it is not whole, or is that of another key."""
     view = memoryview(content)
     header = read_header(view, 0)
@@ -124,7 +124,7 @@ def read_record(content: bytes | memoryview, key: bytes) -> Record | None:
         meta = _decode_meta(view[HEADER_BYTES : HEADER_BYTES + header.meta_size])
     except msgspec.MsgspecError:
         return None
-    return Record(header, meta, view[HEADER_BYTES + header.meta_size : body])
+    return KeptRecord(header, meta, view[HEADER_BYTES + header.meta_size : body])
 
 
 def scan(content: Any, start: int, size: int, find: Any) -> Iterator[tuple[int, Header | None]]:

@@ -1,5 +1,5 @@
 """The thread through which a process reads and writes its directory of kept results, so that no file system, however
-slow or full, can hold up a job: what takes too long, or fails, turns durability off, and is told once."""
+slow or full, can hold up a job: what takes too long, or fails, turns durability off, and is reported once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ResultIo:
         return self._store
 
     def call(self, what: Callable[[ResultStore], T], extra: float = 0.0) -> T | None:
-        """Do something with the directory in the thread, and return its result; None where durability is off.
+        """Call a function with the directory in the thread, and return its result; None where durability is off.
 
         Args:
             extra: seconds that it may take beyond the timeout.
@@ -82,7 +82,7 @@ class ResultIo:
         return value
 
     def post(self, what: Callable[[ResultStore], Any]) -> None:
-        """Do something with the directory soon."""
+        """Call a function with the directory soon."""
         if not self.off and os.getpid() == self._pid:
             self._work.append((what, None))
             self._notify()

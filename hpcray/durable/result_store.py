@@ -19,8 +19,8 @@ import numpy as np
 from hpcray.durable.records import (
     IN_FILE,
     KEY_BYTES,
+    KeptRecord,
     Meta,
-    Record,
     encode_meta,
     join_values,
     make_record,
@@ -53,7 +53,7 @@ _HEAD = np.dtype("<u8")
 _TABLE_MAGIC = b"hpcridx1"
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where a record is."""
 
     pack: int
@@ -86,7 +86,7 @@ class ResultStore:
         node: names the packs of this node in this job.
 
     Attributes:
-        problems: what was found that is broken or not trusted, and not told yet.
+        problems: damaged or untrusted records and files that were found, and are not reported yet.
 
     Raises:
         OSError: it cannot be made or opened, or it is not this user's alone to write.
@@ -98,7 +98,7 @@ class ResultStore:
         self._node = node
         self._packs: list[Pack] = []
         self._by_name: dict[str, Pack] = {}
-        self._recent: dict[bytes, Place] = {}
+        self._recent: dict[bytes, RecordPlace] = {}
         self._sorted = np.empty(0, _HEAD), np.empty(0, _ROW)
         self._open: list[Pack] = []
         self._out = -1
@@ -136,7 +136,7 @@ class ResultStore:
         if fresh:
             self._merge(fresh)
 
-    def find(self, key: bytes) -> Place | None:
+    def find(self, key: bytes) -> RecordPlace | None:
         """Return where the last record of a key is, as far as it is known."""
         place = self._recent.get(key)
         if place is not None:
@@ -145,7 +145,7 @@ class ResultStore:
         if len(heads):
             head = int.from_bytes(key[:8], "little")
             at = int(heads.searchsorted(np.uint64(head)))
-            best: Place | None = None
+            best: RecordPlace | None = None
             while at < len(heads) and int(heads[at]) == head:
                 row = rows[at]
                 if row["key"].ljust(KEY_BYTES, b"\0") == key:
@@ -155,13 +155,17 @@ class ResultStore:
             return best
         return None
 
-    def read(self, key: bytes, place: Place) -> Record | None:
-        """Return the record of a key; None if it is broken, or gone. Values in a file of their own are in `data`."""
+    def read(self, key: bytes, place: RecordPlace, values: bool = True) -> KeptRecord | None:
+        """Return the record of a key; None if it is broken, or gone.
+
+        Args:
+            values: whether values in a file of their own are read too; they are in `data` then.
+        """
         pack = self._packs[place.pack]
         try:
             fd = self._descriptor(pack)
             record = read_record(os.pread(fd, place.size, place.at), key) if fd >= 0 else None
-            if record is not None and record.header.flags & IN_FILE:
+            if values and record is not None and record.header.flags & IN_FILE:
                 record = self._read_file(record)
         except OSError as error:
             self._tell(f"{self._directory.path_of(pack.name)}: {error.strerror or error}")
@@ -171,7 +175,7 @@ class ResultStore:
             self._tell(f"{self._directory.path_of(pack.name)} at {place.at}: a record that is not whole")
         return record
 
-    def read_at(self, key: bytes, name: str, at: int, size: int) -> Record | None:
+    def read_at(self, key: bytes, name: str, at: int, size: int) -> KeptRecord | None:
         """Return the record of a key that another process has found; None if it is broken, or gone."""
         pack = self._by_name.get(name)
         if pack is None:
@@ -179,9 +183,9 @@ class ResultStore:
                 return None
             pack = self._by_name[name] = Pack(name)
             self._packs.append(pack)
-        return self.read(key, Place(self._packs.index(pack), at, size, 0.0, 1, IN_FILE))
+        return self.read(key, RecordPlace(self._packs.index(pack), at, size, 0.0, 1, IN_FILE))
 
-    def name_of(self, place: Place) -> str:
+    def name_of(self, place: RecordPlace) -> str:
         """The name of the pack in which a record is."""
         return self._packs[place.pack].name
 
@@ -226,7 +230,7 @@ class ResultStore:
                 else:
                     known = self._recent.get(header.key)
                     if known is None or known.time <= header.time or known.kind == 0:
-                        self._recent[header.key] = Place(
+                        self._recent[header.key] = RecordPlace(
                             number, at, header.size, header.time, header.kind, header.flags
                         )
         if pack.scanned - pack.tabled >= _TABLE_FROM:
@@ -330,7 +334,7 @@ class ResultStore:
         size = sum(blob.size if isinstance(blob, Serialized) else len(blob) for blob in blobs)
         return check + f"{shelf}/{name}".encode(), size
 
-    def _read_file(self, record: Record) -> Record | None:
+    def _read_file(self, record: KeptRecord) -> KeptRecord | None:
         check, (shelf, _, name) = bytes(record.data[:32]), bytes(record.data[32:]).decode().partition("/")
         if "/" in name or len(shelf) != 2 or name.startswith("."):
             return None
@@ -343,7 +347,7 @@ class ResultStore:
 
     # ------------------------------------------------------------ all entries
 
-    def entries(self) -> Iterator[tuple[bytes, Place]]:
+    def entries(self) -> Iterator[tuple[bytes, RecordPlace]]:
         """All entries that can be found, each once."""
         for key, place in self._recent.items():
             if place.kind:
@@ -353,6 +357,21 @@ class ResultStore:
             key = row["key"].ljust(KEY_BYTES, b"\0")
             if key not in seen:
                 yield key, _place_of(row)
+
+    def oldest_beyond(self, limit: int) -> float:
+        """Return the time before which results have to go, so that the rest takes no more than a number of bytes."""
+        sizes = []
+        for key, place in self.entries():
+            size = place.size
+            if place.flags & IN_FILE and (record := self.read(key, place, values=False)) is not None:
+                size += record.meta.size
+            sizes.append((place.time, size))
+        left = limit
+        for since, size in sorted(sizes, reverse=True):
+            left -= size
+            if left < 0:
+                return since + 1e-6
+        return 0.0
 
     def totals(self) -> tuple[int, int, int]:
         """Entries, bytes and files of the directory."""
@@ -379,7 +398,7 @@ class ResultStore:
                     for name in directory.names():
                         yield f"{shelf}/{name}", os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
 
-    def remove(self, gone: Callable[[bytes, Place, Meta], bool], quiet: float = 60.0) -> tuple[int, int]:
+    def remove(self, gone: Callable[[bytes, RecordPlace, Meta], bool], quiet: float = 60.0) -> tuple[int, int]:
         """Remove entries: packs are written anew without them.
 
         Args:
@@ -405,7 +424,7 @@ class ResultStore:
                     if header is None:
                         continue
                     record = read_record(content[at : at + header.size], header.key)
-                    place = Place(number, at, header.size, header.time, header.kind, header.flags)
+                    place = RecordPlace(number, at, header.size, header.time, header.kind, header.flags)
                     latest = self.find(header.key)
                     stale = latest is not None and (latest.pack, latest.at) != (number, at)
                     if record is None or stale or (not busy and gone(header.key, place, record.meta)):
@@ -434,8 +453,8 @@ class ResultStore:
         return removed, freed
 
 
-def _place_of(row: Any) -> Place:
-    return Place(
+def _place_of(row: Any) -> RecordPlace:
+    return RecordPlace(
         int(row["pack"]), int(row["at"]), int(row["size"]), float(row["time"]), int(row["kind"]), int(row["flags"])
     )
 

@@ -142,14 +142,15 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3084,
+    "api": 3112,
     "autoscaler": 804,
-    "cli": 2830,
+    "cli": 3012,
     "common": 1514,
     "compat": 3440,
     "core": 12611,
     "dashboard": 1192,
     "diagnostics": 2583,
+    "durable": 2460,
     "experimental": 665,
     "graphs": 2203,
     "hangs": 596,
@@ -160,7 +161,7 @@ LINES_OF_CODE = {
     "mpi": 561,
     "notebooks": 121,
     "platform": 5417,
-    "processes": 410,
+    "processes": 413,
     "progress_bars": 223,
     "protocol": 1502,
     "ray_api": 495,
