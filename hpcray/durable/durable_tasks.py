@@ -234,6 +234,8 @@ class DurableTasks(Extension):
             if store is None:
                 return None
             self._looked = time.monotonic()
+            if (limit := self.process.config.durable_size) and self.process.kind != "worker":
+                io.post(lambda store: store.shrink(limit))
         place = store.find(key)
         if place is None:
             if key in self._submitted:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hpcray.durable.records import (
+    FUNCTION,
     IN_FILE,
     KEY_BYTES,
     KeptRecord,
@@ -372,6 +373,13 @@ class ResultStore:
             if left < 0:
                 return since + 1e-6
         return 0.0
+
+    def shrink(self, limit: int) -> None:
+        """Remove the oldest results, where all of them take more than a number of bytes."""
+        if self.totals()[1] > limit:
+            oldest = self.oldest_beyond(limit)
+            self.remove(lambda key, place, meta: place.time < oldest and place.kind != FUNCTION)
+            self.refresh()
 
     def totals(self) -> tuple[int, int, int]:
         """Entries, bytes and files of the directory."""
