@@ -263,7 +263,7 @@ def _configured_extensions() -> str:
 
 def _durable_problem(value: Any) -> str | None:
     if value:
-        from hpcray.durable.options import read_durable  # few programs keep results
+        from hpcray.durable import read_durable  # few programs keep results
 
         read_durable(value)
     return None

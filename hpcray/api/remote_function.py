@@ -210,8 +210,8 @@ class RemoteFunction(Generic[P, R_co]):
             raise unserializable_argument(error, self._function_name) from error
 
     def _submit_durably(self, process: CoreWorker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from hpcray.durable import read_durable
         from hpcray.durable.durable_tasks import DurableFunction, DurableTasks, KeptCallable
-        from hpcray.durable.options import read_durable
 
         extension = DurableTasks.of(process)
         given = {name: value for name, value in self._options.given.items() if name != "durable"}

@@ -25,6 +25,7 @@ import msgspec
 from hpcray.common.ids import PUT_INDEX, owner_of
 from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.object_entry import INLINE, PENDING
+from hpcray.durable import DurableOptions
 from hpcray.durable.canonical import Canonical, NoCanonicalFormError, digest
 from hpcray.durable.kept_values import (
     KeptValue,
@@ -35,7 +36,6 @@ from hpcray.durable.kept_values import (
     is_current,
     values_digest,
 )
-from hpcray.durable.options import DurableOptions
 from hpcray.durable.records import (
     ERROR,
     FUNCTION,

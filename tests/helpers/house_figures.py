@@ -122,13 +122,13 @@ SHORT_FILES = {}
 LINES_OF_CODE = {
     "api": 3122,
     "autoscaler": 856,
-    "cli": 3347,
+    "cli": 3445,
     "common": 1504,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
     "diagnostics": 2559,
-    "durable": 2456,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 596,
@@ -156,6 +156,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 458,
+    "whole": 456,
 }
 """Files of the package, those of compat/standin left out."""
