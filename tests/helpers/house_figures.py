@@ -120,31 +120,33 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3101,
+    "api": 3122,
     "autoscaler": 856,
-    "cli": 3187,
-    "common": 1518,
+    "cli": 3466,
+    "common": 1523,
     "compat": 3075,
     "core": 12724,
     "dashboard": 1668,
-    "diagnostics": 2560,
+    "diagnostics": 2576,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 596,
     "history": 1347,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39022,
-    "launch": 1008,
+    "kernel": 39348,
+    "launch": 1016,
     "mpi": 564,
     "notebooks": 117,
-    "platform": 5410,
-    "processes": 451,
+    "platform": 5495,
+    "processes": 456,
     "progress_bars": 216,
     "protocol": 1494,
     "ray_api": 493,
     "ray_start": 1656,
-    "runtime": 12899,
+    "history": 1347,
+    "runtime": 13077,
     "runtime_env": 1131,
     "state": 3888,
     "tensors": 3321,
@@ -156,6 +158,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 451,
+    "whole": 461,
 }
 """Files of the package, those of compat/standin left out."""
