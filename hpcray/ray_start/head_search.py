@@ -11,7 +11,7 @@ from hpcray.ray_start.bell import BELL, STRANGER, who_listens
 from hpcray.ray_start.clusters import Asker, SeveralClustersError, clusters_named, parse_cluster_name
 from hpcray.ray_start.registry import KnownCluster, Registry
 from hpcray.ray_start.surroundings import own_names, resolve
-from hpcray.runtime.node.joining import SILENT
+from hpcray.runtime.node.join_token import SILENT
 
 _PAUSE = 0.2
 _BELL_INTERVAL = 1.0

@@ -93,3 +93,18 @@ def offered_cpus(environ: Mapping[str, str]) -> tuple[int | None, str]:
         f"this node offers the {known} CPUs that the job has on {socket.gethostname()}, and its step is bound to "
         f"{bound}; hint: srun --cpus-per-task={known}, or --cpu-bind=none"
     )
+
+
+def absent_devices(environ: Mapping[str, str], devices: str = "/sys/class") -> str:
+    """The value of UCX_NET_DEVICES where it names devices of which this host has none, "" else. Scripts carry such
+    lines from one cluster to another; Ray's nodes never hear of them, and UCX would find no way to any other node.
+
+    Args:
+        devices: the directory in which the kernel shows them.
+    """
+    given = environ.get("UCX_NET_DEVICES", "")
+    names = [name.partition(":")[0] for name in given.lstrip("^").split(",")]
+    if not given or given.startswith("^") or "all" in names:
+        return ""
+    known = [os.path.join(devices, kind, name) for kind in ("net", "infiniband") for name in names if name]
+    return "" if any(map(os.path.exists, known)) else given

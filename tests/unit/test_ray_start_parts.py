@@ -28,7 +28,7 @@ from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
 from hpcray.ray_start.start import StartRequest
-from hpcray.ray_start.surroundings import allocation_of, cpus_of_allocation, dies_with_step
+from hpcray.ray_start.surroundings import absent_devices, allocation_of, cpus_of_allocation, dies_with_step
 from hpcray.ray_start.symmetric import split_words
 
 # `ray start --help` of Ray 2.60, and the hidden ones.
@@ -99,6 +99,14 @@ def test_processes_of_slurm_are_those_of_the_job(tmp_path: Path) -> None:
         (tmp_path / pid / "comm").write_text("slurmstepd\n")
         (tmp_path / pid / "cmdline").write_text(line)
     assert sorted(step_daemons("17", str(tmp_path))) == [5, 7]
+
+
+def test_network_devices_that_no_host_here_has_are_known(tmp_path: Path) -> None:
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    (tmp_path / "net" / "ib0").mkdir(parents=True)
+    answers = {"mlx5_0:1,mlx5_9:1": "", "ib0": "", "mlx5_9:1": "mlx5_9:1", "^mlx5_9:1": "", "all": "", "": ""}
+    for given, answer in answers.items():
+        assert absent_devices({"UCX_NET_DEVICES": given}, str(tmp_path)) == answer
 
 
 def test_a_node_offers_what_the_job_has_on_its_host() -> None:
