@@ -9,6 +9,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
 from hpcray.ray_start.bell import BELL, STRANGER, who_listens
 from hpcray.ray_start.clusters import Asker, SeveralClustersError, clusters_named, parse_cluster_name
+from hpcray.ray_start.head_probe import HeadProbe, is_of_this_host
 from hpcray.ray_start.registry import KnownCluster, Registry
 from hpcray.ray_start.surroundings import own_names, resolve
 from hpcray.runtime.node.join_token import SILENT
@@ -20,6 +21,8 @@ _AFTER_BELL = 4.0
 """Seconds after the head is known to be up in which its file has to be seen: shared file systems may be late."""
 _TRIES = 3
 _FIRST_WORD = 5.0
+_PROBE_AFTER = 2.0
+"""Seconds without a bell after which a step of Slurm's looks for a head whose file cannot come."""
 _RAYS_LIMITS = {
     "RAY_NUM_REDIS_GET_RETRIES": 1.0,
     "RAY_gcs_rpc_server_connect_timeout_s": 1.0,
@@ -64,6 +67,9 @@ class HeadSearch:
         self._told = False
         self._silent: dict[str, str] = {}  # clusters whose heads do not answer, and why
         self._tries: dict[str, int] = {}
+        self._environ = environ
+        self._probe: HeadProbe | None = None
+        self._may_probe = is_of_this_host(registry.path)
 
     def next(self) -> KnownCluster | None:
         """The cluster to join; None while there is none.
@@ -81,10 +87,11 @@ class HeadSearch:
         self._listen(now)
         waited = now - self._begun
         if now - self._up_since > _AFTER_BELL:
+            how = "a bell answers there, which may also be another user's" if self._probe is None else "on its host"
             raise StartupError(
-                f"a head is up at {self._address} (a bell answers there, which may also be another user's), and "
-                f"{self._registry.path}, where this node looked for its secret, has no file of it{self._of_silent()}; "
-                "hint: HPCRAY_START_DIR names a directory of yours, of mode 700, that all nodes see"
+                f"a head is up at {self._address} ({how}), and {self._registry.path}, where this node looked for its "
+                f"secret, has no file of it{self._of_silent()}; hint: HPCRAY_START_DIR names a directory of yours, of "
+                "mode 700, that all nodes see"
             )
         if waited > self._limit:
             raise StartupError(
@@ -99,6 +106,11 @@ class HeadSearch:
                 f"{self._of_stranger()}"
             )
         return None
+
+    def close(self) -> None:
+        """Nothing more is looked for."""
+        if self._probe is not None:
+            self._probe.close()
 
     def pause(self) -> None:
         """Wait a moment before the next look."""
@@ -149,6 +161,12 @@ class HeadSearch:
         if self._name is None or now < self._next_bell or self._up_since != float("inf"):
             return
         self._next_bell = now + _BELL_INTERVAL
+        if self._may_probe and now - self._begun > _PROBE_AFTER:
+            self._may_probe = False
+            self._probe = HeadProbe.of(self._name, self._allocation, self._environ)
+        if self._probe is not None and self._probe.is_up:
+            self._up_since = now
+            return
         found = who_listens(self._name.host, self._name.port)
         self._stranger = found == STRANGER
         if found == BELL:

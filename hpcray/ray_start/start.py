@@ -315,6 +315,13 @@ class NodeStart:
     def _join(self) -> NodeChild:
         request = self._request
         search = HeadSearch(self._registry, request.address, request.allocation, request.environ, self._log)
+        try:
+            return self._join_found(search)
+        finally:
+            search.close()
+
+    def _join_found(self, search: HeadSearch) -> NodeChild:
+        request = self._request
         while True:
             known = search.next()
             if known is None:

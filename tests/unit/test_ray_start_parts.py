@@ -23,6 +23,7 @@ from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_ove
 from hpcray.ray_start.bell import BELL, NOTHING, STRANGER, Bell, who_listens
 from hpcray.ray_start.clusters import StartedCluster
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
+from hpcray.ray_start.head_probe import is_of_this_host
 from hpcray.ray_start.head_search import longest_wait
 from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
@@ -359,3 +360,13 @@ def test_a_script_that_is_about_to_call_ray_start_is_seen(
     job = {"SLURM_JOB_ID": "3", **({"SLURM_STEP_ID": "0"} if in_step else {})}
     assert is_being_called(job, str(tmp_path)) is called
     assert not is_being_called({}, str(tmp_path))
+
+
+def test_a_directory_of_one_host_is_known_by_its_file_system(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/sda / ext4 rw 0 0\nhome:/vol /home nfs4 rw 0 0\ntmpfs /home/me/own tmpfs rw 0 0\n"
+        "x /mnt/a\\040b lustre rw 0 0\n"
+    )
+    places = {"/tmp/x": True, "/home/me": False, "/home/me/own/c": True, "/homes": True, "/mnt/a b/c": False}
+    assert {place: is_of_this_host(place, str(mounts)) for place in places} == places
