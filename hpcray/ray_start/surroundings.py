@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -13,6 +14,7 @@ from hpcray.platform.sockets import own_addresses
 from hpcray.ray_start.presence import JOB_VARIABLES
 
 _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
+_STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.")
 _STEP = re.compile(r"/job_\d+/step_(?!extern\b)[^/\n]+")
 
 
@@ -36,8 +38,23 @@ def dies_with_step(cgroups: str) -> bool:
 
 
 def own_allocation(environ: Mapping[str, str]) -> str:
-    """`allocation_of` this process."""
-    return allocation_of(environ, own_cgroups())
+    """`allocation_of` this process. Some scripts remove all variables of Slurm's before they start Ray: what has started
+    them then tells."""
+    return allocation_of(environ, own_cgroups()) or allocation_of_ancestors(os.getpid())
+
+
+def allocation_of_ancestors(pid: int, proc: str = "/proc") -> str:
+    """The name of the batch job of a process by the slurmstepd that has started it, or its parents; "" for none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            with open(f"{proc}/{pid}/stat", "rb") as file:
+                name, _, fields = file.read().rpartition(b")")
+            if name.endswith(b"(slurmstepd"):
+                with open(f"{proc}/{pid}/cmdline", "rb") as file:
+                    if found := _STEP_DAEMON.match(file.read()):
+                        return f"slurm-{found[1].decode()}"
+            pid = int(fields.split()[1])
+    return ""
 
 
 def own_cgroups() -> str:

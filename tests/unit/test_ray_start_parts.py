@@ -29,7 +29,13 @@ from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
 from hpcray.ray_start.start import StartRequest
-from hpcray.ray_start.surroundings import absent_devices, allocation_of, cpus_of_allocation, dies_with_step
+from hpcray.ray_start.surroundings import (
+    absent_devices,
+    allocation_of,
+    allocation_of_ancestors,
+    cpus_of_allocation,
+    dies_with_step,
+)
 from hpcray.ray_start.symmetric import split_words
 
 # `ray start --help` of Ray 2.60, and the hidden ones.
@@ -52,6 +58,20 @@ def test_the_allocation_comes_from_the_environment_else_from_the_cgroup() -> Non
     assert allocation_of({"PBS_JOBID": "3.pbs"}, "") == "pbs-3.pbs"
     assert {allocation_of({}, text) for text in (CGROUP1, CGROUP2, ADOPTED)} == {"slurm-17"}
     assert allocation_of({}, "0::/user.slice\n") == ""
+
+
+def test_without_variables_and_cgroups_the_allocation_is_that_of_the_daemon_above(tmp_path: Path) -> None:
+    above = {
+        "9": ("python) x", "7", "python"),
+        "7": ("bash", "5", "bash"),
+        "5": ("slurmstepd", "1", "slurmstepd: [17.0]"),
+    }
+    for pid, (name, parent, line) in {**above, "8": ("bash", "1", "bash")}.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "stat").write_text(f"{pid} ({name}) S {parent} 0 0")
+        (tmp_path / pid / "cmdline").write_text(f"{line}\0")
+    assert allocation_of_ancestors(9, str(tmp_path)) == "slurm-17"
+    assert allocation_of_ancestors(8, str(tmp_path)) == "" == allocation_of_ancestors(3, str(tmp_path))
 
 
 def test_what_slurm_kills_at_the_end_of_a_step() -> None:
