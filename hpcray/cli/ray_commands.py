@@ -15,7 +15,7 @@ from hpcray.cli.debug import debug
 from hpcray.cli.job import job
 from hpcray.cli.job_option import job_option, session_directory
 from hpcray.cli.ray_status import health_check, status
-from hpcray.state.options import StateResource
+from hpcray.state.schemas import StateResource
 from hpcray.util.state import RayStateApiException, StateApiClient
 
 _LAUNCH = "a cluster lasts as long as its program; hint: hpcray-launch program.py, or sbatch"
