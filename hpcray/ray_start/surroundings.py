@@ -38,8 +38,8 @@ def dies_with_step(cgroups: str) -> bool:
 
 
 def own_allocation(environ: Mapping[str, str]) -> str:
-    """`allocation_of` this process. Some scripts remove all of Slurm's variables before they start Ray: what has
-    started them then tells."""
+    """`allocation_of` this process. Some scripts remove all of Slurm's variables before they start Ray: it is
+    that of the slurmstepd above them then."""
     return allocation_of(environ, own_cgroups()) or allocation_of_ancestors(os.getpid())
 
 

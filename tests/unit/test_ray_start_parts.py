@@ -22,8 +22,15 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_over, step_daemons
 from hpcray.ray_start.clusters import StartedCluster
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
-from hpcray.ray_start.head_probe import is_of_this_host
-from hpcray.ray_start.head_search import BELL, NOTHING, STRANGER, Bell, longest_wait, who_listens
+from hpcray.ray_start.head_search import (
+    BELL,
+    NOTHING,
+    STRANGER,
+    Bell,
+    is_of_this_host,
+    longest_wait,
+    who_listens,
+)
 from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
