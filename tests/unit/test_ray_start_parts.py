@@ -383,9 +383,11 @@ def test_a_script_that_is_about_to_call_ray_start_is_seen(
     (tmp_path / "7").mkdir()
     text = line.replace("|", "\0") if "|" in line else line.replace(" ", "\0")
     (tmp_path / "7" / "cmdline").write_text(text + "\0")
+    (tmp_path / "7" / "environ").write_text("A=b\0SLURM_JOB_ID=3\0")
     job = {"SLURM_JOB_ID": "3", **({"SLURM_STEP_ID": "0"} if in_step else {})}
     assert is_being_called(job, str(tmp_path)) is called
     assert not is_being_called({}, str(tmp_path))
+    assert not is_being_called({"SLURM_JOB_ID": "33"}, str(tmp_path)), "it is another job's"
 
 
 def test_a_directory_of_one_host_is_known_by_its_file_system(tmp_path: Path) -> None:
