@@ -120,30 +120,31 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3101,
+    "api": 3122,
     "autoscaler": 856,
-    "cli": 3199,
-    "common": 1500,
+    "cli": 3478,
+    "common": 1504,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
-    "diagnostics": 2559,
+    "diagnostics": 2576,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38720,
-    "launch": 1008,
+    "kernel": 39119,
+    "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5404,
-    "processes": 439,
+    "platform": 5495,
+    "processes": 444,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 484,
-    "ray_start": 1785,
-    "runtime": 12894,
+    "ray_start": 1790,
+    "runtime": 13077,
     "history": 1347,
     "runtime_env": 1131,
     "state": 3888,
@@ -155,6 +156,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 447,
+    "whole": 457,
 }
 """Files of the package, those of compat/standin left out."""
