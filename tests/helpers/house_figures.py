@@ -138,7 +138,7 @@ LINES_OF_CODE = {
     "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5460,
+    "platform": 5502,
     "processes": 446,
     "progress_bars": 216,
     "protocol": 1491,
