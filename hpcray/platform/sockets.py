@@ -185,7 +185,7 @@ def bind_private(sock: socket.socket, path: str) -> None:
 
 def close_listeners() -> None:
     """Close the sockets of this process that listen, as its last act: the kernel frees its memory before it closes its
-    descriptors, and a port that nobody answers at any more would be seen meanwhile."""
+    descriptors, and a port without an answer would be seen meanwhile."""
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             with socket.socket(fileno=os.dup(int(name))) as copy:
