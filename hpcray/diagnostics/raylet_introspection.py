@@ -13,6 +13,9 @@ core       []                  `LocalLeaseManager.snapshot`, and "now" of its cl
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryMonitor.snapshot`
 figures    [nodes, seconds]    the figures of these nodes, gathered within so many seconds: `FiguresReport`
+activity   []                  `Activity` of the programs on this node, "gpu" (share of the busiest one that is in use),
+                               "transfers" (how many of objects are under way)
+waits      []                  the waits of these processes: `ProcessWait`s
 transfers  []                  transfers of objects that are under way: `ObjectStore.transfers`
 usage      []                  CPU and memory of this node's processes: `NodeFigures.usage`
 log        [core, start]       the recorded inputs of a core: `CoreRecorders.portion`
@@ -35,6 +38,7 @@ import msgspec
 from hpcray.common.ids import raylet_of
 from hpcray.core.raylet.figures_gathering import FIGURES
 from hpcray.diagnostics.record_replay import Recorder, portion
+from hpcray.platform.process_activity import ActivityMeter, waits_of
 from hpcray.platform.process_tree import describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
 from hpcray.protocol import messages as m
@@ -109,6 +113,7 @@ class RayletIntrospection:
         self._ended = lease_manager.ended
         self._store = parts.store
         self._template_pid = parts.template_pid
+        self._meter: ActivityMeter | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "node": self._describe_node,
             "stack": lambda: {"threads": thread_stacks()},
@@ -123,6 +128,8 @@ class RayletIntrospection:
             "log_tail": log_files.tail,
             "usage": figures.usage,
             "transfers": parts.store.transfers,
+            "activity": self._activity,
+            "waits": lambda: msgspec.to_builtins(waits_of(self._roots(), self._spared())),
         }
         if parts.context.config.record:
             self._methods["log"] = CoreRecorders(parts).portion
@@ -172,6 +179,18 @@ class RayletIntrospection:
             "ended": self._ended.rows(self._loop.now),
             "preloaded": self.preloaded,
         }
+
+    def _activity(self) -> dict[str, Any]:
+        self._meter = self._meter or ActivityMeter()
+        found: dict[str, Any] = msgspec.to_builtins(self._meter.look(self._roots(), self._spared()))
+        busy = max((row["busy"] for row in self.figures.own_gpus()), default=0.0)
+        return {**found, "gpu": busy, "transfers": len(self._store.transfers())}
+
+    def _roots(self) -> list[int]:
+        return [os.getpid(), *(link.pid for link in self._router.links.values())]
+
+    def _spared(self) -> set[int]:
+        return {os.getpid(), self._template_pid}
 
     def _describe_processes(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
         """Reply a moment later: the processes get a signal, and write their stacks."""

@@ -235,7 +235,7 @@ class WaitFacts:
 def _wait_node(look: ProcessLook, wait: WaitLook, call: CallLook | None) -> GraphNode:
     who = f"{name_of(look)} waits" if call is None else f"{call.name} in {name_of(look)} waits"
     text = f"{who} at {wait.place}" if wait.place else who
-    if wait.timed or not wait.listed:
+    if wait.timeout >= 0 or not wait.listed:
         return GraphNode(text=text)
     of = tuple((OBJECT, oid, 0) for oid in wait.objects)
     return GraphNode(wait.wanted, of, text, call.seconds if call is not None else _FOREVER)

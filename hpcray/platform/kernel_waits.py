@@ -6,13 +6,21 @@ import contextlib
 import os
 import platform
 
-from msgspec import Struct
+from hpcray.common.kernel_waits import (
+    ACCEPT,
+    CHILD,
+    FILE_LOCK,
+    HIDDEN,
+    LOCK,
+    OTHER,
+    POLL,
+    READ,
+    RUNNING,
+    SIGNAL,
+    TIMED,
+    KernelWait,
+)
 
-RUNNING, LOCK, TIMED, CHILD, READ, POLL, SIGNAL, ACCEPT, FILE_LOCK, OTHER, HIDDEN = (
-    "running", "lock", "timed", "child", "read", "poll", "signal", "accept", "file lock", "other", "hidden",
-)  # fmt: skip
-"""Kinds of waits: it runs, or waits for a lock, for a time, a child process, bytes of one descriptor, events of
-several, a signal, a connection, a lock of a file; another system call; the kernel hides it."""
 _UNTIMED_INT = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
 _CALLS = {
     # name: (kind, number of the argument that is a timeout (-1: none; as a pointer 0 means none), whether it is one)
@@ -59,19 +67,6 @@ _NUMBERS = {
 }.get(platform.machine(), {})  # fmt: skip
 
 
-class KernelWait(Struct, frozen=True):
-    """The wait of one thread.
-
-    Attributes:
-        kind: one of those above. target: what the descriptor of a READ, ACCEPT or FILE_LOCK is, as /proc names it.
-        switches: how often the thread has waited so far: a wait that goes on does not change it.
-    """
-
-    kind: str
-    target: str = ""
-    switches: int = 0
-
-
 def kernel_wait(pid: int, thread: int) -> KernelWait:
     """Return what a thread of a process waits for."""
     place = f"/proc/{pid}/task/{thread}"
@@ -80,18 +75,19 @@ def kernel_wait(pid: int, thread: int) -> KernelWait:
         with open(f"{place}/syscall", encoding="ascii") as file:
             words = file.read().split()
     except OSError:
-        return KernelWait(HIDDEN, "", switches)
+        return KernelWait(HIDDEN, switches=switches)
     if not words or words[0] in ("running", "-1"):
-        return KernelWait(RUNNING, "", switches)
+        return KernelWait(RUNNING, switches=switches)
     kind, timeout, pointer = _CALLS.get(_NUMBERS.get(int(words[0]), ""), (OTHER, -1, False))
     arguments = [int(word, 16) for word in words[1:7]]
     if timeout >= 0 and arguments[timeout] not in ((0,) if pointer else _UNTIMED_INT):
         kind = TIMED
-    target = ""
+    target, descriptor = "", -1
     if kind in (READ, ACCEPT, FILE_LOCK):
+        descriptor = arguments[0]
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/{pid}/fd/{arguments[0]}")
-    return KernelWait(kind, target, switches)
+    return KernelWait(kind, target, descriptor, switches)
 
 
 def _switches(place: str) -> int:

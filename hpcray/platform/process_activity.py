@@ -1,0 +1,168 @@
+"""Work and waits of the processes of one node: time of CPUs, bytes read and written, and where each thread waits.
+
+Read when a watch asks for it, from /proc; hpcray's own processes are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import socket
+import sys
+from collections.abc import Collection, Iterable
+
+from msgspec import Struct
+
+from hpcray.common.kernel_waits import Activity, ProcessWait
+from hpcray.platform.kernel_waits import kernel_wait
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_OURS = ("hpcray-raylet", "hpcray-template", "hpcray-keeper", "hpcray-launch", "hpcray-mpi")
+_COMMANDS = b"hpcray.cli"
+"""Names of processes that run nothing of a program's."""
+_WAKE_BYTES = 8
+"""What a thread of hpcray's reads and writes to be woken: an eventfd."""
+_MOST_THREADS = 64
+_LISTENS = "0A"
+_CONNECTED = ("01", "02")
+"""States of TCP sockets in /proc: established, and about to be."""
+
+
+class _Seen(Struct):
+    started: int
+    cpu: float
+    io: tuple[int, int, int, int]
+    ours: bool
+
+
+class ActivityMeter:
+    """Adds up what the processes of a node do, those that have ended included."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, _Seen] = {}
+        self._total = Activity()
+
+    def look(self, roots: Iterable[int], spared: Collection[int]) -> Activity:
+        """Look at all processes below `roots`, and at these.
+
+        Args:
+            spared: pids of processes that do not count.
+        """
+        total, before, now = self._total, self._seen, dict[int, _Seen]()
+        stopped: list[int] = []
+        for pid, state, started, cpu in _processes_below(roots):
+            if pid in spared:
+                continue
+            known = before.get(pid)
+            if known is None or known.started != started:
+                known = _Seen(started, 0.0, (0, 0, 0, 0), _is_ours(pid))
+                total.moved += not known.ours  # it was started since
+            if known.ours:
+                now[pid] = known
+                continue
+            io = _read_io(pid)
+            total.cpu += max(0.0, cpu - known.cpu)
+            total.moved += _has_moved(known.io, io)
+            if state in "Tt":
+                stopped.append(pid)
+            now[pid] = _Seen(started, cpu, io, False)
+        total.moved += sum(pid not in now and not one.ours for pid, one in before.items())  # it has ended
+        self._seen = now
+        return Activity(total.cpu, total.moved, stopped, len(now))
+
+
+def waits_of(roots: Iterable[int], spared: Collection[int]) -> list[ProcessWait]:
+    """Return what the processes below `roots` wait for, `spared` ones left out."""
+    found = []
+    for pid, state, _, _ in _processes_below(roots):
+        if pid in spared or _is_ours(pid):
+            continue
+        threads: list[str] = []
+        with contextlib.suppress(OSError):
+            threads = os.listdir(f"/proc/{pid}/task")
+        waits = [kernel_wait(pid, int(thread)) for thread in threads[:_MOST_THREADS]]
+        found.append(ProcessWait(pid, _name(pid), state, waits, *_connections(pid)))
+    return found
+
+
+def _connections(pid: int) -> tuple[list[str], bool]:
+    """Return the other hosts to which a process has TCP connections, and whether it listens."""
+    inodes = set()
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+                if target.startswith("socket:["):
+                    inodes.add(target[8:-1])
+    peers: set[str] = set()
+    listens = False
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)) if inodes else ():
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
+            for line in file.readlines()[1:]:
+                words = line.split()
+                if words[9] in inodes:
+                    listens = listens or words[3] == _LISTENS
+                    peer = _address(words[2].partition(":")[0], family)
+                    if words[3] in _CONNECTED and not ipaddress.ip_address(peer).is_loopback:
+                        peers.add(peer)
+    return sorted(peers), listens
+
+
+def _address(digits: str, family: int) -> str:
+    """Return an IP address that /proc shows as words of the machine's byte order."""
+    raw = bytes.fromhex(digits)
+    words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)) if sys.byteorder == "little" else raw
+    text = socket.inet_ntop(family, words)
+    return text.removeprefix("::ffff:")
+
+
+def _has_moved(before: tuple[int, int, int, int], now: tuple[int, int, int, int]) -> bool:
+    """Return True if a process has read or written more than what wakes its threads."""
+    read, written, reads, writes = (new - old for new, old in zip(now, before, strict=True))
+    return read > _WAKE_BYTES * reads or written != _WAKE_BYTES * writes
+
+
+def _read_io(pid: int) -> tuple[int, int, int, int]:
+    """Return the bytes that a process has read and written, and by how many calls; zeros where that is hidden."""
+    with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{pid}/io", "rb") as file:
+        numbers = [int(line.split()[1]) for line in file.readlines()[:4]]
+        return numbers[0], numbers[1], numbers[2], numbers[3]
+    return 0, 0, 0, 0
+
+
+def _is_ours(pid: int) -> bool:
+    """Return True for processes that run nothing of a program: those of a node, and commands that look at the job."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
+        return _name(pid).startswith(_OURS) or any(word.startswith(_COMMANDS) for word in file.read().split(b"\0"))
+    return False
+
+
+def _name(pid: int) -> str:
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+        return file.read().strip()
+    return ""
+
+
+def _processes_below(roots: Iterable[int]) -> list[tuple[int, str, int, float]]:
+    """(pid, state, start in ticks, CPU seconds) of live processes: `roots` and all below them."""
+    rows: dict[int, tuple[str, int, int, float]] = {}
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
+            words = file.read().rpartition(b")")[2].split()
+            cpu = (int(words[11]) + int(words[12])) / _TICK
+            rows[int(name)] = words[0].decode(), int(words[1]), int(words[19]), cpu
+            children.setdefault(int(words[1]), []).append(int(name))
+    found: dict[int, tuple[int, str, int, float]] = {}
+    todo = list(roots)
+    while todo:
+        pid = todo.pop()
+        if pid in rows and pid not in found:
+            state, _, started, cpu = rows[pid]
+            if state not in "ZX":
+                found[pid] = (pid, state, started, cpu)
+            todo += children.get(pid, [])
+    return list(found.values())
