@@ -13,8 +13,8 @@ core       []                  `LocalLeaseManager.snapshot`, and "now" of its cl
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryMonitor.snapshot`
 figures    [nodes, seconds]    the figures of these nodes, gathered within so many seconds: `FiguresReport`
-activity   []                  `Activity` of the programs on this node, "gpu" (share of the busiest one that is in use),
-                               "transfers" (how many of objects are under way)
+activity   [pids]              `Activity` of the programs on this node, "gpu" (share of the busiest one that is in use),
+                               "transfers" (how many of objects are under way). Work of `pids` does not count
 waits      []                  the waits of these processes: `ProcessWait`s
 transfers  []                  transfers of objects that are under way: `ObjectStore.transfers`
 usage      []                  CPU and memory of this node's processes: `NodeFigures.usage`
@@ -180,9 +180,9 @@ class RayletIntrospection:
             "preloaded": self.preloaded,
         }
 
-    def _activity(self) -> dict[str, Any]:
+    def _activity(self, asleep: list[int]) -> dict[str, Any]:
         self._meter = self._meter or ActivityMeter()
-        found: dict[str, Any] = msgspec.to_builtins(self._meter.look(self._roots(), self._spared()))
+        found: dict[str, Any] = msgspec.to_builtins(self._meter.look(self._roots(), self._spared(), asleep))
         busy = max((row["busy"] for row in self.figures.own_gpus()), default=0.0)
         return {**found, "gpu": busy, "transfers": len(self._store.transfers())}
 

@@ -65,6 +65,8 @@ def look_at_process(process: CoreWorker, kernel: bool = False) -> ProcessLook:
     worker = current.worker
     spec = worker.actor.spec if worker is not None and worker.actor is not None else None
     slots = 1 if spec is None else 0 if spec.concurrency_groups else max(1, spec.max_concurrency)
+    if found.loop_is_blocked and slots:
+        slots = max(1, len(found.calls))  # no further call begins
     return ProcessLook(
         process.me,
         os.getpid(),
@@ -91,6 +93,7 @@ class _Look:
         self._worker = current.worker
         self._threads = {thread.ident: thread for thread in threading.enumerate()}
         self._coroutines = 0
+        self.loop_is_blocked = False
         self.waits: list[WaitLook] = []
         self.calls: list[CallLook] = []
         self.others: list[ThreadLook] = []
@@ -102,6 +105,7 @@ class _Look:
         users = any(is_users(row) for row in frames_of(frame))
         blocked = next((one for one in frames if one.f_code in (_GET, _WAIT)), None)
         loop = next((one.f_locals.get("self") for one in frames if one.f_code in _LOOPS), None)
+        self.loop_is_blocked = self.loop_is_blocked or (loop is not None and blocked is not None)
         current_call = self._coroutines_of(loop, ident if blocked is not None else 0)
         if blocked is not None:
             task = call.task if call is not None else current_call

@@ -208,11 +208,14 @@ class StillnessWatch:
         self._liveliest = process.node
         self._known: dict[int, tuple[float, dict[str, Any]]] = {}
         self._first: JobLook | None = None
+        self._program: Any = None
+        self._asleep: list[int] = []
         self.period = self._clock.period
 
     def round(self) -> None:
         """Look once; does not return if the job is ended."""
         clock, query = self._clock, ClusterQuery(self._process)
+        self._see_program()
         progressed, stopped = self._progress(query)
         clock.round(time.monotonic(), progressed, stopped)
         if progressed:
@@ -233,6 +236,17 @@ class StillnessWatch:
 
     # ------------------------------------------------------------ progress
 
+    def _see_program(self) -> None:
+        """Find out whether the program is still in the waits of the last round: what is written then are hpcray's own
+        warnings and reports, and no progress."""
+        me = self._process.me
+        look = self._watch.look_at([me])[me]
+        waits = None
+        if look.waits and not look.others:
+            waits = (look.submitted, [(wait.thread, wait.objects) for wait in look.waits])
+        self._asleep = [look.pid] if waits is not None and waits == self._program else []
+        self._program = waits
+
     def _progress(self, query: ClusterQuery) -> tuple[bool, bool]:
         """Return whether anything has gone on since the last round, and whether the clock stands."""
         if self._compare(query, [self._liveliest])[0]:
@@ -241,7 +255,7 @@ class StillnessWatch:
         return self._compare(query, [node for node in self._nodes if node != self._liveliest])
 
     def _compare(self, query: ClusterQuery, nodes: list[int]) -> tuple[bool, bool]:
-        answers = query.ask([raylet_of(node) for node in nodes], "activity")
+        answers = query.ask([raylet_of(node) for node in nodes], "activity", self._asleep)
         now, progressed, stopped = time.monotonic(), False, len(answers) < len(nodes)
         for raylet, answer in answers.items():
             node = node_of(raylet)
@@ -337,9 +351,8 @@ class StillnessWatch:
                 if len(wait.objects) > _MOST_EXPLAINED:
                     lines.append(f"  and {len(wait.objects) - _MOST_EXPLAINED} more objects")
             for thread in one.others:
-                lines.append(
-                    f"{name_of(one)} is at {thread.place}, in a wait of kind {thread.kind}: {thread.target or '-'}"
-                )
+                what = f"{thread.kind} ({thread.target})" if thread.target else thread.kind
+                lines.append(f"{name_of(one)} is at {thread.place}, in a wait of kind {what}")
         known = {one.pid for one in look.looks.values() if one is not None}
         for processes in look.others.values():
             for other in processes:

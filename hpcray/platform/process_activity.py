@@ -43,11 +43,11 @@ class ActivityMeter:
         self._seen: dict[int, _Seen] = {}
         self._total = Activity()
 
-    def look(self, roots: Iterable[int], spared: Collection[int]) -> Activity:
+    def look(self, roots: Iterable[int], spared: Collection[int], asleep: Collection[int] = ()) -> Activity:
         """Look at all processes below `roots`, and at these.
 
         Args:
-            spared: pids of processes that do not count.
+            spared: pids of processes that do not count. asleep: of those that do not count this time.
         """
         total, before, now = self._total, self._seen, dict[int, _Seen]()
         stopped: list[int] = []
@@ -62,8 +62,9 @@ class ActivityMeter:
                 now[pid] = known
                 continue
             io = _read_io(pid)
-            total.cpu += max(0.0, cpu - known.cpu)
-            total.moved += _has_moved(known.io, io)
+            if pid not in asleep:
+                total.cpu += max(0.0, cpu - known.cpu)
+                total.moved += _has_moved(known.io, io)
             if state in "Tt":
                 stopped.append(pid)
             now[pid] = _Seen(started, cpu, io, False)

@@ -3,7 +3,7 @@
 kind: likely
 cause: The actors hold their CPUs as long as they live, and the program waits for a task before it lets them go.
 remedy: num_cpus=0 for actors that mostly wait; or fewer of them.
-names: holds
+names: hold for life
 """
 
 import hpcray as ray

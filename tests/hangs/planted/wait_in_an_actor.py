@@ -12,7 +12,8 @@ import hpcray as ray
 @ray.remote(num_cpus=0)
 class A:
     def f(self, me):
-        return ray.wait([me.g.remote()])
+        done, _ = ray.wait([me.g.remote()])
+        return ray.get(done[0])
 
     def g(self):
         return 1
