@@ -37,8 +37,8 @@ import msgspec
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.raylet.figures_gathering import FIGURES
+from hpcray.diagnostics.process_activity import ActivityMeter, waits_of
 from hpcray.diagnostics.record_replay import Recorder, portion
-from hpcray.platform.process_activity import ActivityMeter, waits_of
 from hpcray.platform.process_tree import describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
 from hpcray.protocol import messages as m

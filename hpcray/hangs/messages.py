@@ -7,7 +7,7 @@ from typing import Union
 from msgspec import Struct
 
 COROUTINE = "coroutine"
-"""Kind of a coroutine, beside those of `hpcray.common.kernel_waits`."""
+"""Kind of a coroutine, beside those of `hpcray.diagnostics.wait_kinds`."""
 DEBUGGER, SUBPROCESS, LOOP, OUTSIDE = "debugger", "subprocess", "loop", "outside"
 
 

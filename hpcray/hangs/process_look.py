@@ -17,7 +17,8 @@ from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
-from hpcray.common.kernel_waits import OTHER, KernelWait
+from hpcray.diagnostics.process_activity import kernel_wait
+from hpcray.diagnostics.wait_kinds import OTHER, KernelWait
 from hpcray.hangs.messages import (
     COROUTINE,
     DEBUGGER,
@@ -29,7 +30,6 @@ from hpcray.hangs.messages import (
     ThreadLook,
     WaitLook,
 )
-from hpcray.platform.kernel_waits import kernel_wait
 from hpcray.platform.stacks import frames_of, is_users, part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from hpcray.common.kernel_waits import CHILD, LOCK, POLL, READ, TIMED, KernelWait, ProcessWait
+from hpcray.diagnostics.wait_kinds import CHILD, LOCK, POLL, READ, TIMED, KernelWait, ProcessWait
 from hpcray.hangs.messages import COROUTINE, DEBUGGER, LOOP, SUBPROCESS, ProcessLook, ThreadLook
 from hpcray.hangs.wait_for_graph import name_of
 
@@ -23,7 +23,6 @@ LOOKS_APART = 6.0
 """Seconds between the two looks."""
 _LONGEST_POLL = 5.0
 """Seconds; a wait of hpcray's with a longer timeout ends by itself, one with a shorter one is a loop that polls."""
-_LONGEST_PERIOD = 30.0
 _BETWEEN_LOOKS = 2.0
 """Rounds that one round may take, until it is plain that this process itself was stopped."""
 _ELSEWHERE = ("ssh", "srun", "sbatch", "salloc", "mpirun", "mpiexec", "prterun", "rsync", "scp", "sftp", "kubectl")
@@ -43,7 +42,7 @@ class StillnessClock:
     def __init__(self, seconds: float) -> None:
         self._limit = seconds
         self._last: float | None = None
-        self.period = min(_LONGEST_PERIOD, max(0.5, seconds / 10))
+        self.period = min(LOOKS_APART, max(0.5, seconds / 10))
         self.still = 0.0
 
     def round(self, now: float, progressed: bool, stopped: bool) -> None:

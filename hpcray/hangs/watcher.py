@@ -18,10 +18,10 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.exceptions import RayError
 from hpcray.common.ids import node_of, owner_of, raylet_of
-from hpcray.common.kernel_waits import Activity, ProcessWait
 from hpcray.common.log_names import logs_directory
 from hpcray.diagnostics.cluster_query import ATTACHED, ClusterQuery, stacks
 from hpcray.diagnostics.wait_graph import WaitGraph, show_lines
+from hpcray.diagnostics.wait_kinds import Activity, ProcessWait
 from hpcray.hangs.hang_detector import CircleDetector, CircleLook
 from hpcray.hangs.hang_watch import HangWatch
 from hpcray.hangs.messages import EndWait, ProcessLook

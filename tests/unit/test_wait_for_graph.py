@@ -26,18 +26,18 @@ def sent(what, task, worker):
     return {"what": what, "state": "sent", "task": task, "worker": worker, "open": []}
 
 
-def two_actors(*, timed=False, others=(), slots=1, program_others=()):
+def two_actors(*, timeout=-1.0, others=(), slots=1, program_others=()):
     """The program waits for ONE.f, that for TWO.g, and that for ONE.h, which is queued behind ONE.f."""
     f, g, h = oid(PROGRAM, 1), oid(ONE, 1), oid(TWO, 1)
     facts = WaitFacts()
     facts.looks = {
-        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [f], False, b"", "p.py:9")], driver=True, others=program_others),
+        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [f], -1.0, b"", "p.py:9")], driver=True, others=program_others),
         ONE: look(
-            ONE, [WaitLook(1, 1, [g], False, f[:13], "p.py:3")], [CallLook(f[:13], "A.f", 9.0, 1)], slots=slots,
+            ONE, [WaitLook(1, 1, [g], -1.0, f[:13], "p.py:3")], [CallLook(f[:13], "A.f", 9.0, 1)], slots=slots,
             actor=b"one",
         ),
         TWO: look(
-            TWO, [WaitLook(1, 1, [h], timed, g[:13], "p.py:6")], [CallLook(g[:13], "B.g", 8.0, 1)], others=others,
+            TWO, [WaitLook(1, 1, [h], timeout, g[:13], "p.py:6")], [CallLook(g[:13], "B.g", 8.0, 1)], others=others,
             actor=b"two",
         ),
     }  # fmt: skip
@@ -65,8 +65,8 @@ def test_a_circle_of_calls_is_closed_by_the_youngest_wait():
 
 
 def test_what_may_end_by_itself_is_no_circle():
-    busy = ThreadLook("running", "", 0, "", "p.py:1")
-    assert circle_of(two_actors(timed=True)[0]) is None, "a wait with a timeout"
+    busy = ThreadLook("running", "", -1, 0, "", "p.py:1")
+    assert circle_of(two_actors(timeout=3.0)[0]) is None, "a wait with a timeout"
     assert circle_of(two_actors(others=[busy])[0]) is None, "another thread works in the process"
     assert circle_of(two_actors(slots=2)[0]) is None, "the actor has room for another call"
     assert circle_of(two_actors(program_others=[busy])[0]) is None, "the program has a thread that does something"
@@ -81,7 +81,7 @@ def test_what_may_end_by_itself_is_no_circle():
 def test_one_that_works_and_knows_an_actor_of_the_circle_may_end_it():
     facts, _ = two_actors()
     circle = circle_of(facts)
-    busy = ThreadLook("running", "", 0, "", "p.py:1")
+    busy = ThreadLook("running", "", -1, 0, "", "p.py:1")
     third = bytes(7) + b"\x03"
     facts.looks[third] = look(third, others=[busy], holds=[b"four"])
     assert not facts.may_interfere(circle)

@@ -1,7 +1,7 @@
 """A task at a breakpoint.
 
 kind: healthy
-cause: Somebody debugs it.
+cause: A user debugs it.
 """
 
 import hpcray as ray

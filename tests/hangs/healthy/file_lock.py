@@ -15,9 +15,9 @@ import hpcray as ray
 def f():
     with tempfile.TemporaryDirectory() as place:
         path = os.path.join(place, "lock")
-        first, second = open(path, "w"), open(path, "w")
-        fcntl.flock(first, fcntl.LOCK_EX)
-        fcntl.flock(second, fcntl.LOCK_EX)
+        with open(path, "w") as first, open(path, "w") as second:
+            fcntl.flock(first, fcntl.LOCK_EX)
+            fcntl.flock(second, fcntl.LOCK_EX)
 
 
 ray.init()

@@ -1,7 +1,7 @@
 """A program that asks for input.
 
 kind: healthy
-cause: Somebody may type.
+cause: A user may type.
 """
 
 import os

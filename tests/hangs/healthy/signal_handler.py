@@ -1,7 +1,7 @@
 """A program that ends when its handler of SIGTERM sets an event.
 
 kind: healthy
-cause: Somebody sends the signal.
+cause: Another process sends the signal.
 """
 
 import signal

@@ -1,7 +1,7 @@
 """A task whose process is stopped.
 
 kind: healthy
-cause: Somebody will let it go on.
+cause: A user will let it go on.
 """
 
 import os

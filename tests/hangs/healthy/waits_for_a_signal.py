@@ -1,7 +1,7 @@
 """A program that waits for a signal.
 
 kind: healthy
-cause: Somebody sends it.
+cause: Another process sends it.
 """
 
 import signal

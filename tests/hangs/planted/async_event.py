@@ -1,4 +1,4 @@
-"""A coroutine that awaits an event which nobody sets.
+"""A coroutine that awaits an event which is never set.
 
 kind: likely
 cause: The other side has forgotten to set it.

@@ -1,4 +1,4 @@
-"""A task that waits for an event that nobody sets.
+"""A task that waits for an event that is never set.
 
 kind: likely
 cause: The thread that should set the event has ended with an error.

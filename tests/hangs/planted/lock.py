@@ -1,7 +1,7 @@
 """A task that takes a lock twice.
 
 kind: likely
-cause: The lock is not reentrant, and nobody releases it.
+cause: The lock is not reentrant, and is never released.
 remedy: threading.RLock.
 names: f
 """

@@ -1,4 +1,4 @@
-"""A task reads from a pipe that nobody writes to.
+"""A task that reads from a pipe into which nothing is written.
 
 kind: likely
 cause: The process keeps the writing end open itself, so the end of the file never comes.

@@ -1,7 +1,7 @@
 """A consumer of an empty `hpcray.util.queue.Queue`.
 
 kind: likely
-cause: Nobody puts anything into the queue any more.
+cause: Nothing is put into the queue any more.
 remedy: A sentinel, or get(timeout=...).
 names: get
 """

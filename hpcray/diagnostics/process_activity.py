@@ -8,25 +8,118 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import platform
 import socket
 import sys
 from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
-from hpcray.common.kernel_waits import Activity, ProcessWait
-from hpcray.platform.kernel_waits import kernel_wait
+from hpcray.diagnostics.wait_kinds import (
+    ACCEPT,
+    CHILD,
+    FILE_LOCK,
+    HIDDEN,
+    LOCK,
+    OTHER,
+    POLL,
+    READ,
+    RUNNING,
+    SIGNAL,
+    TIMED,
+    Activity,
+    KernelWait,
+    ProcessWait,
+)
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _OURS = ("hpcray-raylet", "hpcray-template", "hpcray-keeper", "hpcray-launch", "hpcray-mpi")
-_COMMANDS = b"hpcray.cli"
 """Names of processes that run nothing of a program's."""
+_COMMANDS = b"hpcray.cli"
+"""First part of the module of a command that looks at the job."""
 _WAKE_BYTES = 8
-"""What a thread of hpcray's reads and writes to be woken: an eventfd."""
+"""Bytes that a thread of hpcray reads and writes to be woken: those of an eventfd."""
 _MOST_THREADS = 64
 _LISTENS = "0A"
 _CONNECTED = ("01", "02")
 """States of TCP sockets in /proc: established, and about to be."""
+
+
+_UNTIMED_INT = (0xFFFFFFFF, 0xFFFFFFFFFFFFFFFF)
+_CALLS = {
+    # name: (kind, number of the argument that is a timeout (-1: none; as a pointer 0 means none), whether it is one)
+    "read": (READ, -1, False),
+    "readv": (READ, -1, False),
+    "recvfrom": (READ, -1, False),
+    "recvmsg": (READ, -1, False),
+    "write": (READ, -1, False),
+    "writev": (READ, -1, False),
+    "sendto": (READ, -1, False),
+    "poll": (POLL, 2, False),
+    "ppoll": (POLL, 2, True),
+    "select": (POLL, 4, True),
+    "pselect6": (POLL, 4, True),
+    "epoll_wait": (POLL, 3, False),
+    "epoll_pwait": (POLL, 3, False),
+    "epoll_pwait2": (POLL, 3, True),
+    "nanosleep": (TIMED, -1, False),
+    "clock_nanosleep": (TIMED, -1, False),
+    "futex": (LOCK, 3, True),
+    "wait4": (CHILD, -1, False),
+    "waitid": (CHILD, -1, False),
+    "accept": (ACCEPT, -1, False),
+    "accept4": (ACCEPT, -1, False),
+    "pause": (SIGNAL, -1, False),
+    "rt_sigsuspend": (SIGNAL, -1, False),
+    "rt_sigtimedwait": (SIGNAL, -1, False),
+    "flock": (FILE_LOCK, -1, False),
+    "fcntl": (FILE_LOCK, -1, False),
+}
+_NUMBERS = {
+    "x86_64": {
+        0: "read", 1: "write", 7: "poll", 19: "readv", 20: "writev", 23: "select", 34: "pause", 35: "nanosleep",
+        43: "accept", 44: "sendto", 45: "recvfrom", 47: "recvmsg", 61: "wait4", 72: "fcntl", 73: "flock",
+        128: "rt_sigtimedwait", 130: "rt_sigsuspend", 202: "futex", 230: "clock_nanosleep", 232: "epoll_wait",
+        247: "waitid", 270: "pselect6", 271: "ppoll", 281: "epoll_pwait", 288: "accept4", 441: "epoll_pwait2",
+    },
+    "aarch64": {
+        22: "epoll_pwait", 25: "fcntl", 32: "flock", 63: "read", 64: "write", 65: "readv", 66: "writev",
+        72: "pselect6", 73: "ppoll", 95: "waitid", 98: "futex", 101: "nanosleep", 115: "clock_nanosleep",
+        133: "rt_sigsuspend", 137: "rt_sigtimedwait", 202: "accept", 206: "sendto", 207: "recvfrom", 212: "recvmsg",
+        242: "accept4", 260: "wait4", 441: "epoll_pwait2",
+    },
+}.get(platform.machine(), {})  # fmt: skip
+
+
+def kernel_wait(pid: int, thread: int) -> KernelWait:
+    """Return what a thread of a process waits for."""
+    place = f"/proc/{pid}/task/{thread}"
+    switches = _switches(place)
+    try:
+        with open(f"{place}/syscall", encoding="ascii") as file:
+            words = file.read().split()
+    except OSError:
+        return KernelWait(HIDDEN, switches=switches)
+    if not words or words[0] in ("running", "-1"):
+        return KernelWait(RUNNING, switches=switches)
+    kind, timeout, pointer = _CALLS.get(_NUMBERS.get(int(words[0]), ""), (OTHER, -1, False))
+    arguments = [int(word, 16) for word in words[1:7]]
+    if timeout >= 0 and arguments[timeout] not in ((0,) if pointer else _UNTIMED_INT):
+        kind = TIMED
+    target, descriptor = "", -1
+    if kind in (READ, ACCEPT, FILE_LOCK):
+        descriptor = arguments[0]
+        with contextlib.suppress(OSError):
+            target = os.readlink(f"/proc/{pid}/fd/{arguments[0]}")
+    return KernelWait(kind, target, descriptor, switches)
+
+
+def _switches(place: str) -> int:
+    with contextlib.suppress(OSError, ValueError), open(f"{place}/status", "rb") as file:
+        for line in file:
+            if line.startswith(b"voluntary_ctxt_switches:"):
+                return int(line.split()[1])
+    return 0
 
 
 class _Seen(Struct):
