@@ -254,6 +254,16 @@ def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]
     return sorted(found, key=lambda info: (-newest[info.session], info.session, info.node))
 
 
+def has_session_file(name: str, environ: Mapping[str, str]) -> bool:
+    """True if some session directory of this user on this machine, of a live node or a dead one, has a file with a
+    name."""
+    for _, root in _possible_roots(environ):
+        with contextlib.suppress(OSError):
+            if any(os.path.exists(os.path.join(root, session, name)) for session in os.listdir(root)):
+                return True
+    return False
+
+
 def read_session(path: str) -> SessionInfo:
     """The node whose session directory is `path`.
 
@@ -381,3 +391,35 @@ def _read_info(path: str) -> SessionInfo | None:
         return msgspec.json.decode(read_private_file(os.path.join(path, _INFO), CLOSED), type=SessionInfo)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+# ------------------------------------------------------------ kept logs
+# Log files that outlive their job: the directory of a session's log files is a link to where they stay.
+
+
+def node_logs(directory: str, node: int) -> str:
+    """The directory where the log files of a node stay.
+
+    Args:
+        directory: of the whole job; %j stands for the number of Slurm's job.
+        node: the number of the node.
+    """
+    return os.path.join(os.path.abspath(directory.replace("%j", os.environ.get("SLURM_JOB_ID", "0"))), f"node-{node}")
+
+
+def keep_logs(session_logs: str, kept: str) -> str:
+    """Have the log files of a node written to a directory that stays.
+
+    Args:
+        session_logs: the directory of log files in the session directory; made here, as a link.
+        kept: where they stay.
+
+    Returns:
+        Why they are not, "" if they are.
+    """
+    try:
+        make_private_directory(kept)
+        os.symlink(kept, session_logs)
+    except OSError as error:
+        return f"the log files of workers do not stay in {kept}: {error}; hint: HPCRAY_LOG_DIR"
+    return ""
