@@ -134,7 +134,6 @@ SHORT_FILES = {
     "runtime/core_worker/handler_tables.py": 1,
     "runtime/node/node_death.py": 1,
     "runtime/node/raylet_ready.py": 1,
-    "runtime/raylet/event_log.py": 1,
     "runtime/worker/log_context.py": 1,
     "state/process_memory.py": 1,
 }
@@ -142,30 +141,31 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3084,
+    "api": 3109,
     "autoscaler": 804,
-    "cli": 2813,
+    "cli": 3191,
     "common": 1523,
     "compat": 3440,
     "core": 12611,
-    "dashboard": 1192,
+    "dashboard": 1705,
     "diagnostics": 2827,
     "experimental": 665,
     "graphs": 2203,
-    "hangs": 1000,
+    "hangs": 990,
+    "history": 1347,
     "job_submission": 731,
     "jobs": 1255,
-    "kernel": 38938,
+    "kernel": 39041,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 121,
-    "platform": 5336,
-    "processes": 410,
+    "platform": 5342,
+    "processes": 417,
     "progress_bars": 223,
     "protocol": 1502,
-    "ray_api": 451,
-    "ray_start": 1570,
-    "runtime": 12961,
+    "ray_api": 495,
+    "ray_start": 1660,
+    "runtime": 13062,
     "runtime_env": 1131,
     "state": 3916,
     "tensors": 3321,
@@ -176,6 +176,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 573,
+    "whole": 585,
 }
 """Files of the package, those of compat/standin left out."""
