@@ -81,8 +81,10 @@ class HangWatch(Extension):
         if not isinstance(task, PendingTask):
             process.table.set_inline(oid, blob)
         else:
-            worker = task.worker
-            process.submitter.fail(task, blob)
+            worker, submitter = task.worker, process.submitter
+            if worker is None:
+                (submitter.leases if task.fn is not None else submitter.actors).cancel_queued(task)
+            submitter.fail(task, blob)
             if message.queued and worker is not None:
                 process.engine.send(worker, m.CancelTask(task.id, False, False))
         process.engine.flush()

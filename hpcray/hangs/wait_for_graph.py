@@ -9,7 +9,7 @@ may end does. So one wrong guess that a thing may end leaves a hang alone, and n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ Key = tuple[str, bytes, int]
 """Kind of a node, and which: the id of an object, a task or a process, and there the number of a thread."""
 WAIT, OBJECT, CALL = "wait", "object", "call"
 _FOREVER = float("inf")
+_QUEUED = "queued"
 
 
 @dataclass
@@ -146,17 +147,32 @@ def waiting_for(graph: Graph, keys: Iterable[Key]) -> set[Key]:
     return found
 
 
+@dataclass
+class NodeResources:
+    """Resources of one node, in the units of users.
+
+    Attributes:
+        leases: (worker, what it holds) of each lease. A CPU that a waiting worker has lent is among those available.
+    """
+
+    total: Mapping[str, float]
+    available: Mapping[str, float]
+    leases: Sequence[tuple[bytes, Mapping[str, float]]]
+
+
 class WaitFacts:
     """The waits of a job as far as they are known at one moment, and the graph that follows from it.
 
     Attributes:
         looks: by process. statuses: of objects, as their owners know them (`ObjectStatus` as a dict); None: the owner
-            does not know the object, or does not answer.
+            does not know the object, or does not answer. nodes: what each node has of resources, None before it was
+            looked at.
     """
 
     def __init__(self) -> None:
         self.looks: dict[bytes, ProcessLook | None] = {}
         self.statuses: dict[bytes, dict[str, Any] | None] = {}
+        self.nodes: list[NodeResources] | None = None
 
     def unknown_objects(self) -> dict[bytes, list[bytes]]:
         """Return the objects that are waited for and whose state is not known yet, by owner."""
@@ -168,8 +184,30 @@ class WaitFacts:
 
     def unknown_processes(self) -> list[bytes]:
         """Return the processes that run what is waited for, and that were not looked at yet."""
-        workers = (known["worker"] for known in self.statuses.values() if known is not None and known["worker"])
+        workers = [known["worker"] for known in self.statuses.values() if known is not None and known["worker"]]
+        for known in self.statuses.values():
+            if known is not None and known["state"] == _QUEUED:
+                workers += self._holders(known["resources"])
         return [proc for proc in dict.fromkeys(workers) if proc not in self.looks]
+
+    def wants_nodes(self) -> bool:
+        """Return True if a task waits for resources, and those of the nodes are not known yet."""
+        return self.nodes is None and any(
+            known is not None and known["state"] == _QUEUED for known in self.statuses.values()
+        )
+
+    def _holders(self, wanted: dict[str, float]) -> list[bytes]:
+        """Return the workers that hold what a task waits for, on nodes that could serve it; [] if it may be served, or
+        never can be."""
+        found: list[bytes] = []
+        for node in self.nodes or ():
+            if any(node.total.get(name, 0.0) < amount for name, amount in wanted.items()):
+                continue
+            lacking = {name for name, amount in wanted.items() if node.available.get(name, 0.0) < amount}
+            if not lacking:
+                return []
+            found += [worker for worker, held in node.leases if lacking & held.keys()]
+        return found
 
     def _objects(self) -> Iterator[bytes]:
         for look in self.looks.values():
@@ -199,6 +237,8 @@ class WaitFacts:
         if known["open"]:
             of = tuple((OBJECT, oid, 0) for oid in known["open"])
             return GraphNode(len(of), of, f"{known['what']}, whose arguments are not ready")
+        if known["state"] == _QUEUED:
+            return self._queued_node(known)
         look = self.looks.get(known["worker"]) if known["worker"] else None
         if look is None or known["state"] != "sent":
             return GraphNode(text=known["what"])
@@ -210,6 +250,20 @@ class WaitFacts:
         behind = ", ".join(dict.fromkeys(call.name for call in look.calls[:3]))
         text = f"{known['what']}, which waits in {name_of(look)} for the end of {behind}"
         return GraphNode(1, tuple((CALL, call.task, 0) for call in look.calls), text, queued=True)
+
+    def _queued_node(self, known: dict[str, Any]) -> GraphNode:
+        """A task that waits for resources: one of the calls that hold them has to end."""
+        holders = [self.looks.get(worker) for worker in self._holders(known["resources"])]
+        calls: list[Key] = []
+        names: list[str] = []
+        for look in holders:
+            if look is None or len(look.calls) != 1 or look.actor:
+                return GraphNode(text=known["what"])  # it may let them go at any time, or for other reasons
+            calls.append((CALL, look.calls[0].task, 0))
+            names.append(f"{look.calls[0].name} in {name_of(look)}")
+        wanted = ", ".join(f"{name}: {amount:g}" for name, amount in known["resources"].items())
+        text = f"{known['what']}, which waits for {wanted}, held by {', '.join(names[:3])}"
+        return GraphNode(min(1, len(calls)), tuple(calls), text, queued=True)
 
     def programs_are_stuck(self, stuck: Collection[Key]) -> bool:
         """Return True if no program of the job does anything but wait for what cannot end."""

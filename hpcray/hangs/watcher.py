@@ -18,7 +18,7 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.exceptions import RayError
 from hpcray.common.ids import node_of, owner_of, raylet_of
-from hpcray.common.log_names import logs_directory
+from hpcray.common.job_names import logs_directory
 from hpcray.diagnostics.cluster_query import ATTACHED, ClusterQuery, stacks
 from hpcray.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.diagnostics.wait_kinds import Activity, ProcessWait
@@ -34,7 +34,16 @@ from hpcray.hangs.stillness import (
     progress_between,
     why_it_may_go_on,
 )
-from hpcray.hangs.wait_for_graph import WAIT, Circle, WaitFacts, find_circle, name_of, stuck_nodes, waiting_for
+from hpcray.hangs.wait_for_graph import (
+    WAIT,
+    Circle,
+    NodeResources,
+    WaitFacts,
+    find_circle,
+    name_of,
+    stuck_nodes,
+    waiting_for,
+)
 from hpcray.platform.process_tree import ancestors
 from hpcray.platform.session_directory import read_session
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users, thread_stacks
@@ -45,6 +54,8 @@ _MOST_STEPS = 60
 """Steps from a wait to what it waits for in the end, at most."""
 _MOST_PROCESSES, _MOST_OBJECTS = 1_000, 5_000
 """Processes and objects that one look takes in, at most."""
+_MOST_NODES = 200
+"""Nodes whose resources one look takes in, at most."""
 _FIRST_JOB = "01000000"
 _PART = 500
 """Objects that one question names, at most."""
@@ -144,6 +155,9 @@ class CircleWatch:
     def _follow(self, facts: WaitFacts, query: ClusterQuery) -> None:
         for _ in range(_MOST_STEPS):
             objects, procs = facts.unknown_objects(), facts.unknown_processes()
+            if not objects and facts.wants_nodes():
+                facts.nodes = self._resources(query)
+                procs = facts.unknown_processes()
             if not objects and not procs:
                 return
             if len(facts.statuses) > _MOST_OBJECTS or len(facts.looks) > _MOST_PROCESSES:
@@ -156,6 +170,19 @@ class CircleWatch:
             if procs:
                 looks = self._watch.look_at(procs)
                 facts.looks.update({proc: looks.get(proc) for proc in procs})
+
+    def _resources(self, query: ClusterQuery) -> list[NodeResources]:
+        """Return the resources of all nodes; [] where one does not answer."""
+        alive = [raylet_of(row["Index"]) for row in self._process.gcs.nodes() if row["Alive"]]
+        cores = query.ask(alive, "core")
+        if len(cores) < len(alive) or len(alive) > _MOST_NODES:
+            return []
+        return [
+            NodeResources(
+                core["total"], core["available"], [(lease["worker"], lease["resources"]) for lease in core["leases"]]
+            )
+            for core in cores.values()
+        ]
 
     def _confirmed(self, facts: WaitFacts, query: ClusterQuery, circle: Circle, doubt: str) -> CircleLook:
         """Look at all other processes, too: one that does something may end the circle from outside."""
@@ -330,6 +357,9 @@ class StillnessWatch:
             kept = [f"  the stacks cannot be written to {path}: {error}"]
         shown = [*reason[:_MOST_LINES], *([] if kept and process.config.log_dir else _stack_lines(query)), *kept]
         text = "\n".join(shown) + "\n"
+        with process.engine.lock:
+            process.engine.send(raylet_of(process.node), m.EndReason("hang", "\n".join(reason)))
+            process.engine.flush()
         speaker = threading.Thread(target=_say, args=(text,), name="hpcray-hangs-last", daemon=True)
         speaker.start()
         speaker.join(_FLUSH_TIME)  # another thread may hold the lock of the stream for ever

@@ -120,7 +120,7 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3101,
+    "api": 3107,
     "autoscaler": 856,
     "cli": 3176,
     "common": 1512,
@@ -130,7 +130,7 @@ LINES_OF_CODE = {
     "diagnostics": 2802,
     "experimental": 552,
     "graphs": 2159,
-    "hangs": 990,
+    "hangs": 1058,
     "history": 1347,
     "job_submission": 720,
     "jobs": 1245,

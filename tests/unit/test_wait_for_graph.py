@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from hpcray.hangs.hang_detector import SECOND_LOOK, CircleDetector, CircleLook
 from hpcray.hangs.messages import CallLook, ProcessLook, ThreadLook, WaitLook
-from hpcray.hangs.wait_for_graph import CALL, OBJECT, WAIT, GraphNode, WaitFacts, find_circle, stuck_nodes
+from hpcray.hangs.wait_for_graph import (
+    CALL,
+    OBJECT,
+    WAIT,
+    GraphNode,
+    NodeResources,
+    WaitFacts,
+    find_circle,
+    stuck_nodes,
+)
 
 PROGRAM, ONE, TWO = (bytes([0, 0, 0, 0, 0, 0, 0, number]) for number in (9, 1, 2))
 
@@ -168,3 +177,31 @@ def test_looks_are_rarer_where_they_cost_more():
     watch = CircleDetector()
     assert watch.period(0.0) <= SECOND_LOOK
     assert watch.period(0.02) >= 20.0, "a look that takes 20 ms costs a thousandth of a core"
+
+
+def test_a_task_that_waits_for_what_its_own_waiter_holds():
+    """outer holds the only licence and waits for inner, which needs it."""
+    outer, inner = oid(PROGRAM, 1), oid(ONE, 1)
+    facts = WaitFacts()
+    facts.looks = {
+        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [outer], -1.0, b"", "p.py:9")], driver=True),
+        ONE: look(ONE, [WaitLook(1, 1, [inner], -1.0, outer[:13], "p.py:3")], [CallLook(outer[:13], "outer", 9.0, 1)]),
+    }
+    facts.statuses = {
+        outer: sent("task outer", outer[:13], ONE),
+        inner: {**sent("task inner", inner[:13], b""), "state": "queued", "resources": {"licence": 1.0}},
+    }
+    assert facts.wants_nodes() and circle_of(facts) is None
+    facts.nodes = [NodeResources({"licence": 1.0}, {"licence": 0.0}, [(ONE, {"licence": 1.0})])]
+    circle = circle_of(facts)
+    assert circle is not None and circle.object == inner and "licence" in circle.chain[0]
+    facts.nodes.append(NodeResources({"licence": 1.0}, {"licence": 1.0}, []))
+    assert circle_of(facts) is None, "another node has what it needs"
+    facts.nodes[1:] = [NodeResources({"licence": 1.0}, {}, [(TWO, {"licence": 1.0})])]
+    assert TWO in facts.unknown_processes()
+    facts.looks[TWO] = look(TWO, calls=[CallLook(b"other", "other", 1.0, 0)])
+    assert circle_of(facts) is None, "another task holds it there, and may end"
+    facts.nodes[1:] = [NodeResources({"licence": 0.0}, {}, [])]
+    assert circle_of(facts) is not None, "a node that never had any does not matter"
+    facts.looks[ONE] = look(ONE, facts.looks[ONE].waits, facts.looks[ONE].calls, actor=b"one")
+    assert circle_of(facts) is None, "an actor keeps what it holds for other reasons, and may be killed"
