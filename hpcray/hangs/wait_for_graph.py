@@ -148,7 +148,7 @@ def waiting_for(graph: Graph, keys: Iterable[Key]) -> set[Key]:
 
 
 @dataclass
-class NodeResources:
+class ResourceHolders:
     """Resources of one node, in the units of users.
 
     Attributes:
@@ -172,7 +172,7 @@ class WaitFacts:
     def __init__(self) -> None:
         self.looks: dict[bytes, ProcessLook | None] = {}
         self.statuses: dict[bytes, dict[str, Any] | None] = {}
-        self.nodes: list[NodeResources] | None = None
+        self.nodes: list[ResourceHolders] | None = None
 
     def unknown_objects(self) -> dict[bytes, list[bytes]]:
         """Return the objects that are waited for and whose state is not known yet, by owner."""

@@ -37,7 +37,7 @@ from hpcray.hangs.stillness import (
 from hpcray.hangs.wait_for_graph import (
     WAIT,
     Circle,
-    NodeResources,
+    ResourceHolders,
     WaitFacts,
     find_circle,
     name_of,
@@ -171,14 +171,14 @@ class CircleWatch:
                 looks = self._watch.look_at(procs)
                 facts.looks.update({proc: looks.get(proc) for proc in procs})
 
-    def _resources(self, query: ClusterQuery) -> list[NodeResources]:
+    def _resources(self, query: ClusterQuery) -> list[ResourceHolders]:
         """Return the resources of all nodes; [] where one does not answer."""
         alive = [raylet_of(row["Index"]) for row in self._process.gcs.nodes() if row["Alive"]]
         cores = query.ask(alive, "core")
         if len(cores) < len(alive) or len(alive) > _MOST_NODES:
             return []
         return [
-            NodeResources(
+            ResourceHolders(
                 core["total"], core["available"], [(lease["worker"], lease["resources"]) for lease in core["leases"]]
             )
             for core in cores.values()

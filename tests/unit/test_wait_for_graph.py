@@ -12,7 +12,7 @@ from hpcray.hangs.wait_for_graph import (
     OBJECT,
     WAIT,
     GraphNode,
-    NodeResources,
+    ResourceHolders,
     WaitFacts,
     find_circle,
     stuck_nodes,
@@ -192,16 +192,16 @@ def test_a_task_that_waits_for_what_its_own_waiter_holds():
         inner: {**sent("task inner", inner[:13], b""), "state": "queued", "resources": {"licence": 1.0}},
     }
     assert facts.wants_nodes() and circle_of(facts) is None
-    facts.nodes = [NodeResources({"licence": 1.0}, {"licence": 0.0}, [(ONE, {"licence": 1.0})])]
+    facts.nodes = [ResourceHolders({"licence": 1.0}, {"licence": 0.0}, [(ONE, {"licence": 1.0})])]
     circle = circle_of(facts)
     assert circle is not None and circle.object == inner and "licence" in circle.chain[0]
-    facts.nodes.append(NodeResources({"licence": 1.0}, {"licence": 1.0}, []))
+    facts.nodes.append(ResourceHolders({"licence": 1.0}, {"licence": 1.0}, []))
     assert circle_of(facts) is None, "another node has what it needs"
-    facts.nodes[1:] = [NodeResources({"licence": 1.0}, {}, [(TWO, {"licence": 1.0})])]
+    facts.nodes[1:] = [ResourceHolders({"licence": 1.0}, {}, [(TWO, {"licence": 1.0})])]
     assert TWO in facts.unknown_processes()
     facts.looks[TWO] = look(TWO, calls=[CallLook(b"other", "other", 1.0, 0)])
     assert circle_of(facts) is None, "another task holds it there, and may end"
-    facts.nodes[1:] = [NodeResources({"licence": 0.0}, {}, [])]
+    facts.nodes[1:] = [ResourceHolders({"licence": 0.0}, {}, [])]
     assert circle_of(facts) is not None, "a node that never had any does not matter"
     facts.looks[ONE] = look(ONE, facts.looks[ONE].waits, facts.looks[ONE].calls, actor=b"one")
     assert circle_of(facts) is None, "an actor keeps what it holds for other reasons, and may be killed"
