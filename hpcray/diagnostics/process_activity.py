@@ -40,6 +40,8 @@ _COMMANDS = b"hpcray.cli"
 _WAKE_BYTES = 8
 """Bytes that a thread of hpcray reads and writes to be woken: those of an eventfd."""
 _MOST_THREADS = 64
+_LOOKS_PER_SEARCH = 10
+"""Looks after which all processes of the host are looked at again: their numbers may have been given anew."""
 _LISTENS = "0A"
 _CONNECTED = ("01", "02")
 """States of TCP sockets in /proc: established, and about to be."""
@@ -135,6 +137,9 @@ class ActivityMeter:
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
         self._total = Activity()
+        self._foreign: set[int] = set()
+        self._roots: set[int] = set()
+        self._looks = 0
 
     def look(self, roots: Iterable[int], spared: Collection[int], asleep: Collection[int] = ()) -> Activity:
         """Look at all processes below `roots`, and at these.
@@ -143,8 +148,13 @@ class ActivityMeter:
             spared: pids of processes that do not count. asleep: of those that do not count this time.
         """
         total, before, now = self._total, self._seen, dict[int, _Seen]()
+        roots = set(roots)
+        self._looks += 1
+        if roots != self._roots or self._looks % _LOOKS_PER_SEARCH == 0:
+            self._roots = roots
+            self._foreign.clear()
         stopped: list[int] = []
-        for pid, state, started, cpu in _processes_below(roots):
+        for pid, state, started, cpu in _processes_below(roots, self._foreign):
             if pid in spared:
                 continue
             known = before.get(pid)
@@ -169,7 +179,7 @@ class ActivityMeter:
 def waits_of(roots: Iterable[int], spared: Collection[int]) -> list[ProcessWait]:
     """Return what the processes below `roots` wait for, `spared` ones left out."""
     found = []
-    for pid, state, _, _ in _processes_below(roots):
+    for pid, state, _, _ in _processes_below(roots, set()):
         if pid in spared or _is_ours(pid):
             continue
         threads: list[str] = []
@@ -238,12 +248,16 @@ def _name(pid: int) -> str:
     return ""
 
 
-def _processes_below(roots: Iterable[int]) -> list[tuple[int, str, int, float]]:
-    """(pid, state, start in ticks, CPU seconds) of live processes: `roots` and all below them."""
+def _processes_below(roots: Iterable[int], foreign: set[int]) -> list[tuple[int, str, int, float]]:
+    """(pid, state, start in ticks, CPU seconds) of live processes: `roots` and all below them.
+
+    Args:
+        foreign: pids of others, which are not read again; those that are read here for nothing are added.
+    """
     rows: dict[int, tuple[str, int, int, float]] = {}
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
-        if not name.isdigit():
+        if not name.isdigit() or int(name) in foreign:
             continue
         with contextlib.suppress(OSError, ValueError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
             words = file.read().rpartition(b")")[2].split()
@@ -259,4 +273,5 @@ def _processes_below(roots: Iterable[int]) -> list[tuple[int, str, int, float]]:
             if state not in "ZX":
                 found[pid] = (pid, state, started, cpu)
             todo += children.get(pid, [])
+    foreign.update(rows.keys() - found.keys())
     return list(found.values())
