@@ -120,14 +120,15 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3107,
+    "api": 3137,
     "autoscaler": 856,
-    "cli": 3176,
-    "common": 1512,
+    "cli": 3445,
+    "common": 1517,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
-    "diagnostics": 2802,
+    "diagnostics": 2812,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 1058,
@@ -139,7 +140,7 @@ LINES_OF_CODE = {
     "mpi": 561,
     "notebooks": 117,
     "platform": 5329,
-    "processes": 439,
+    "processes": 442,
     "progress_bars": 216,
     "protocol": 1494,
     "ray_api": 493,
@@ -155,6 +156,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 450,
+    "whole": 459,
 }
 """Files of the package, those of compat/standin left out."""
