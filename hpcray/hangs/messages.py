@@ -8,7 +8,7 @@ from msgspec import Struct
 
 COROUTINE = "coroutine"
 """Kind of a coroutine, beside those of `hpcray.diagnostics.wait_kinds`."""
-DEBUGGER, SUBPROCESS, LOOP, OUTSIDE = "debugger", "subprocess", "loop", "outside"
+DEBUGGER, SUBPROCESS, LOOP, OUTSIDE, QUEUE = "debugger", "subprocess", "loop", "outside", "queue"
 
 
 class WaitLook(Struct, array_like=True):
@@ -44,7 +44,8 @@ class ThreadLook(Struct, array_like=True):
 
     Attributes:
         kind, target, descriptor, switches: see `KernelWait`; COROUTINE is one more kind. what: DEBUGGER, SUBPROCESS,
-            LOOP (of events), OUTSIDE (its event loop has sockets or timers) or "". place: where it is.
+            LOOP (of events), OUTSIDE (its event loop has sockets or timers), QUEUE (it waits for the other side of a
+            `hpcray.util.queue.Queue`) or "". place: where it is.
     """
 
     kind: str

@@ -24,6 +24,7 @@ from hpcray.hangs.messages import (
     DEBUGGER,
     LOOP,
     OUTSIDE,
+    QUEUE,
     SUBPROCESS,
     CallLook,
     ProcessLook,
@@ -46,6 +47,7 @@ _MONITORS = (os.sep + os.path.join("tqdm", "_monitor.py"),)
 _LOOPS = {base.run_forever.__code__ for base in (asyncio.BaseEventLoop,)}
 _SELECTORS = (os.sep + "selectors.py", os.sep + os.path.join("worker", "actor_event_loop.py"))
 _DEBUGGERS = ("bdb.py", "pdb.py", "debugger.py", "code.py", "codeop.py", "debugpy", "pydevd.py", "pydevd_runpy.py")
+_QUEUE_FILE = os.path.join("util", "queue.py")
 _UNKNOWN_TIME = 3600.0
 """Seconds after which a wait ends at the latest that a timer may end at any time."""
 _MOST_OBJECTS = 1_000
@@ -196,7 +198,9 @@ class _Look:
                 )
             )
         elif not blocked_by:
-            self.others.append(ThreadLook(COROUTINE, "", -1, 0, OUTSIDE if outside else "", place))
+            files = {part_of_hpcray(frame.f_code.co_filename) for frame in _awaited_frames(coroutine)}
+            what = OUTSIDE if outside else QUEUE if _QUEUE_FILE in files else ""
+            self.others.append(ThreadLook(COROUTINE, "", -1, 0, what, place))
         if call is not None:
             call.thread = blocked_by or (number if waits_for else 0)
             call.place = place

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcray.diagnostics.wait_kinds import CHILD, LOCK, POLL, READ, TIMED, KernelWait, ProcessWait
-from hpcray.hangs.messages import COROUTINE, DEBUGGER, LOOP, SUBPROCESS, ProcessLook, ThreadLook
+from hpcray.hangs.messages import COROUTINE, DEBUGGER, LOOP, OUTSIDE, SUBPROCESS, ProcessLook, ThreadLook
 from hpcray.hangs.wait_for_graph import name_of
 
 LEAST_CPU = 0.01
@@ -162,7 +162,7 @@ def _thread_reason(look: ProcessLook, thread: ThreadLook, same: bool) -> str:
     if thread.what == DEBUGGER:
         return "is at a breakpoint"
     if thread.kind == COROUTINE:
-        return "waits for what is not hpcray's" if thread.what else ""
+        return "waits for what is not hpcray's" if thread.what == OUTSIDE else ""
     if thread.kind == TIMED:
         return "sleeps, which ends by itself" if same else "polls for what cannot be seen"
     if thread.what == SUBPROCESS and thread.kind in (CHILD, POLL, READ):

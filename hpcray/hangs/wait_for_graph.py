@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcray.common.ids import owner_of, show_proc
-from hpcray.hangs.messages import CallLook, ProcessLook, WaitLook
+from hpcray.hangs.messages import QUEUE, CallLook, ProcessLook, WaitLook
 
 Key = tuple[str, bytes, int]
 """Kind of a node, and which: the id of an object, a task or a process, and there the number of a thread."""
-WAIT, OBJECT, CALL = "wait", "object", "call"
+WAIT, OBJECT, CALL, SLEEP = "wait", "object", "call", "sleep"
+_SLEEP: Key = (SLEEP, b"", 0)
+"""The sleep of a whole job: it would end if any process did anything."""
 _FOREVER = float("inf")
 _QUEUED = "queued"
 
@@ -105,6 +107,22 @@ def find_circle(graph: Graph, stuck: Collection[Key]) -> Circle | None:
     return None
 
 
+def find_dead_end(graph: Graph, stuck: Collection[Key], start: Key) -> Circle | None:
+    """Return the waits that lead from one to the other side of a queue, where nothing comes any more."""
+    path: list[Key] = []
+    key: Key | None = start
+    while key is not None and key not in path and key != _SLEEP:
+        path.append(key)
+        key = next((other for other in graph[key].of if other in stuck), None)
+    waits = [place for place, one in enumerate(path) if one[0] == WAIT]
+    if key != _SLEEP or not waits or waits[-1] + 1 >= len(path):
+        return None
+    last = waits[-1]
+    chain = (*_chain(graph, path[last:]), *_chain(graph, path[:last]))
+    return Circle((f"{chain[0]}, where it waits for the other side, and no process does anything", *chain[1:]),
+                  path[last + 1][1], tuple(path), False)  # fmt: skip
+
+
 def _chain(graph: Graph, keys: list[Key]) -> Iterator[str]:
     line = ""
     for key in keys:
@@ -166,13 +184,14 @@ class WaitFacts:
     Attributes:
         looks: by process. statuses: of objects, as their owners know them (`ObjectStatus` as a dict); None: the owner
             does not know the object, or does not answer. nodes: what each node has of resources, None before it was
-            looked at.
+            looked at. sleeps: whether all processes of the job were looked at, and none does anything but wait.
     """
 
     def __init__(self) -> None:
         self.looks: dict[bytes, ProcessLook | None] = {}
         self.statuses: dict[bytes, dict[str, Any] | None] = {}
         self.nodes: list[ResourceHolders] | None = None
+        self.sleeps = False
 
     def unknown_objects(self) -> dict[bytes, list[bytes]]:
         """Return the objects that are waited for and whose state is not known yet, by owner."""
@@ -226,12 +245,35 @@ class WaitFacts:
                 for wait in look.waits:
                     found[WAIT, look.proc, wait.thread] = _wait_node(look, wait, calls.get(wait.call))
                 for call in look.calls:
-                    of = ((WAIT, look.proc, call.thread),) if call.thread and not look.others else ()
+                    of = self._needed_by(look, call)
                     found[CALL, call.task, 0] = GraphNode(len(of), of)
         for oid, known in self.statuses.items():
             if known is not None:
                 found[OBJECT, oid, 0] = self._object_node(known)
+        if self.sleeps:
+            found[_SLEEP] = GraphNode(1, (_SLEEP,))
         return found
+
+    def _needed_by(self, look: ProcessLook, call: CallLook) -> tuple[Key, ...]:
+        if any(thread.what != QUEUE for thread in look.others):
+            return ()
+        if call.thread:
+            return ((WAIT, look.proc, call.thread),)
+        return (_SLEEP,) if any(thread.place == call.place for thread in look.others) else ()
+
+    def waits_for_a_queue(self) -> bool:
+        """Return True if a call that is waited for waits for the other side of a queue of hpcray's."""
+        return any(thread.what == QUEUE for look in self.looks.values() if look is not None for thread in look.others)
+
+    def nobody_acts(self) -> bool:
+        """Return True if all processes that were looked at are idle, or in waits without timeouts."""
+        return all(
+            look is not None
+            and not look.handles_signals
+            and all(thread.what == QUEUE for thread in look.others)
+            and all(wait.timeout < 0 for wait in look.waits)
+            for look in self.looks.values()
+        )
 
     def _object_node(self, known: dict[str, Any]) -> GraphNode:
         if known["open"]:
@@ -281,7 +323,9 @@ class WaitFacts:
         around = {key[1] for key in circle.keys if key[0] == WAIT}
         actors = {look.actor for look in self.looks.values() if look is not None and look.proc in around and look.actor}
         for look in self.looks.values():
-            if look is not None and look.others and (look.driver or actors & set(look.holds)):
+            if look is None or all(thread.what == QUEUE for thread in look.others):
+                continue
+            if look.driver or actors & set(look.holds):
                 return name_of(look)
         return ""
 

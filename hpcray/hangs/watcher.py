@@ -40,6 +40,7 @@ from hpcray.hangs.wait_for_graph import (
     ResourceHolders,
     WaitFacts,
     find_circle,
+    find_dead_end,
     name_of,
     stuck_nodes,
     waiting_for,
@@ -56,6 +57,8 @@ _MOST_PROCESSES, _MOST_OBJECTS = 1_000, 5_000
 """Processes and objects that one look takes in, at most."""
 _MOST_NODES = 200
 """Nodes whose resources one look takes in, at most."""
+_MOST_LOOKED_AT = 16
+"""Nodes up to which all processes are looked at again and again while a program waits for a queue."""
 _FIRST_JOB = "01000000"
 _PART = 500
 """Objects that one question names, at most."""
@@ -139,18 +142,28 @@ class CircleWatch:
         facts.looks[process.me] = own
         query = ClusterQuery(process)
         self._follow(facts, query)
-        circle, doubt = self._circle(facts)
+        circle = self._circle(facts)
+        doubt = ""
+        if circle is None and facts.waits_for_a_queue() and self._is_small():
+            doubt = self._look_at_all(facts, query)
+            facts.sleeps = not doubt and facts.nobody_acts()
+            circle = self._circle(facts) if facts.sleeps else None
         if circle is None:
             return CircleLook(None)
-        return self._confirmed(facts, query, circle, doubt)
+        return self._confirmed(facts, query, circle)
 
-    def _circle(self, facts: WaitFacts) -> tuple[Circle | None, str]:
+    def _is_small(self) -> bool:
+        return len([row for row in self._process.gcs.nodes() if row["Alive"]]) <= _MOST_LOOKED_AT
+
+    def _circle(self, facts: WaitFacts) -> Circle | None:
         graph = facts.graph()
         stuck = stuck_nodes(graph)
         if not facts.programs_are_stuck(stuck):
-            return None, ""
+            return None
         roots = [key for key in stuck if key[0] == WAIT and key[1] == self._process.me]
-        return find_circle(graph, stuck & waiting_for(graph, roots)), ""
+        if facts.sleeps:
+            return next(filter(None, (find_dead_end(graph, stuck, key) for key in sorted(roots))), None)
+        return find_circle(graph, stuck & waiting_for(graph, roots))
 
     def _follow(self, facts: WaitFacts, query: ClusterQuery) -> None:
         for _ in range(_MOST_STEPS):
@@ -184,8 +197,19 @@ class CircleWatch:
             for core in cores.values()
         ]
 
-    def _confirmed(self, facts: WaitFacts, query: ClusterQuery, circle: Circle, doubt: str) -> CircleLook:
+    def _confirmed(self, facts: WaitFacts, query: ClusterQuery, circle: Circle) -> CircleLook:
         """Look at all other processes, too: one that does something may end the circle from outside."""
+        doubt = self._look_at_all(facts, query) or facts.may_interfere(circle)
+        if facts.sleeps:  # programs to come may find a queue by its name
+            kept = (row for row in self._process.gcs.call("actors") if row["name"] or row["detached"])
+            doubt = doubt or next((f"actor {row['name'] or row['class_name']} has a name" for row in kept), "")
+        around = sorted({key[1] for key in circle.keys if key[0] == WAIT})
+        stamps = tuple((proc, look.submitted) for proc in around if (look := facts.looks.get(proc)) is not None)
+        return CircleLook(circle, stamps, doubt)
+
+    def _look_at_all(self, facts: WaitFacts, query: ClusterQuery) -> str:
+        """Look at the processes that were not looked at yet. Returns why it is doubtful what they do; "": it is not."""
+        doubt = ""
         people = query.processes()
         others = [one.proc for one in people if one.kind != "raylet" and one.proc not in facts.looks]
         looks = self._watch.look_at(others)
@@ -196,10 +220,7 @@ class CircleWatch:
                 doubt = doubt or f"{one.title} does not answer"
             elif one.kind == ATTACHED and one.proc != self._process.me and look is not None and look.driver:
                 doubt = doubt or f"{one.title} is attached"
-        doubt = doubt or facts.may_interfere(circle)
-        around = sorted({key[1] for key in circle.keys if key[0] == WAIT})
-        stamps = tuple((proc, look.submitted) for proc in around if (look := facts.looks.get(proc)) is not None)
-        return CircleLook(circle, stamps, doubt)
+        return doubt
 
     def _end_circle(self, circle: Circle) -> None:
         process = self._process

@@ -131,7 +131,7 @@ LINES_OF_CODE = {
     "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
-    "hangs": 1058,
+    "hangs": 1114,
     "history": 1347,
     "job_submission": 720,
     "jobs": 1245,

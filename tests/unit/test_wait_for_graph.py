@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.hangs.hang_detector import SECOND_LOOK, CircleDetector, CircleLook
-from hpcray.hangs.messages import CallLook, ProcessLook, ThreadLook, WaitLook
+from hpcray.hangs.messages import COROUTINE, QUEUE, CallLook, ProcessLook, ThreadLook, WaitLook
 from hpcray.hangs.wait_for_graph import (
     CALL,
     OBJECT,
@@ -15,6 +15,7 @@ from hpcray.hangs.wait_for_graph import (
     ResourceHolders,
     WaitFacts,
     find_circle,
+    find_dead_end,
     stuck_nodes,
 )
 
@@ -205,3 +206,43 @@ def test_a_task_that_waits_for_what_its_own_waiter_holds():
     assert circle_of(facts) is not None, "a node that never had any does not matter"
     facts.looks[ONE] = look(ONE, facts.looks[ONE].waits, facts.looks[ONE].calls, actor=b"one")
     assert circle_of(facts) is None, "an actor keeps what it holds for other reasons, and may be killed"
+
+
+def a_consumer(**fields):
+    """The program waits for the call of a queue's actor, which waits for an item."""
+    call = oid(PROGRAM, 1)
+    waits = ThreadLook(COROUTINE, "", -1, 0, QUEUE, "queues.py:1 in get")
+    facts = WaitFacts()
+    facts.looks = {
+        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [call], -1.0, b"", "p.py:9")], driver=True),
+        ONE: look(
+            ONE, calls=[CallLook(call[:13], "_QueueActor.get", 9.0, 0, "queues.py:1 in get")], others=[waits],
+            slots=1000, actor=b"one",
+        ),
+    }  # fmt: skip
+    facts.statuses = {call: sent("call _QueueActor.get", call[:13], ONE)}
+    return facts, call
+
+
+def test_a_consumer_of_a_queue_is_hung_if_no_process_does_anything():
+    facts, call = a_consumer()
+    assert facts.waits_for_a_queue() and facts.nobody_acts()
+    assert (WAIT, PROGRAM, 1) not in stuck_nodes(facts.graph()), "others may fill it"
+    facts.sleeps = True
+    graph = facts.graph()
+    stuck = stuck_nodes(graph)
+    end = find_dead_end(graph, stuck, (WAIT, PROGRAM, 1))
+    assert facts.programs_are_stuck(stuck) and end is not None and end.object == call and not end.queued
+    assert "p.py:9" in end.chain[0] and "_QueueActor.get" in end.chain[0]
+
+
+def test_a_producer_that_works_or_waits_for_a_time_may_fill_the_queue():
+    facts, _ = a_consumer()
+    facts.looks[TWO] = look(TWO, others=[ThreadLook("timed", "", -1, 0, "", "p.py:2")])
+    assert not facts.nobody_acts()
+    facts.looks[TWO] = look(TWO, [WaitLook(1, 1, [oid(TWO, 1)], 5.0, b"", "p.py:2")])
+    assert not facts.nobody_acts()
+    facts.looks[TWO] = None
+    assert not facts.nobody_acts(), "it does not answer"
+    facts.looks[TWO] = look(TWO)
+    assert facts.nobody_acts(), "an idle worker"

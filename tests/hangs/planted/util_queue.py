@@ -1,9 +1,9 @@
 """A consumer of an empty `hpcray.util.queue.Queue`.
 
-kind: likely
+kind: certain
 cause: Nothing is put into the queue any more.
 remedy: A sentinel, or get(timeout=...).
-names: get
+names: _QueueActor.get
 """
 
 import hpcray as ray
