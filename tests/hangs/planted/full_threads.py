@@ -6,12 +6,18 @@ remedy: Raise max_concurrency, or put g into a concurrency group of its own.
 names: A.g
 """
 
+import threading
+
 import hpcray as ray
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)
 class A:
+    def __init__(self):
+        self.both = threading.Barrier(2)
+
     def f(self, me):
+        self.both.wait()
         return ray.get(me.g.remote())
 
     def g(self):
