@@ -145,7 +145,6 @@ LINES_OF_CODE = {
     "protocol": 1494,
     "ray_api": 493,
     "ray_start": 1656,
-    "history": 1347,
     "runtime": 13077,
     "runtime_env": 1131,
     "state": 3888,
