@@ -6,9 +6,7 @@ Read when a watch asks for it, from /proc; hpcray's own processes are left out.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import os
-import platform
 import socket
 import sys
 from collections.abc import Collection, Iterable
@@ -42,6 +40,7 @@ _WAKE_BYTES = 8
 _MOST_THREADS = 64
 _LOOKS_PER_SEARCH = 10
 """Looks after which all processes of the host are looked at again: their numbers may have been given anew."""
+_LOOPBACK = ("127.", "::1")
 _LISTENS = "0A"
 _CONNECTED = ("01", "02")
 """States of TCP sockets in /proc: established, and about to be."""
@@ -90,7 +89,7 @@ _NUMBERS = {
         133: "rt_sigsuspend", 137: "rt_sigtimedwait", 202: "accept", 206: "sendto", 207: "recvfrom", 212: "recvmsg",
         242: "accept4", 260: "wait4", 441: "epoll_pwait2",
     },
-}.get(platform.machine(), {})  # fmt: skip
+}.get(os.uname().machine, {})  # fmt: skip
 
 
 def kernel_wait(pid: int, thread: int) -> KernelWait:
@@ -208,7 +207,7 @@ def _connections(pid: int) -> tuple[list[str], bool]:
                 if words[9] in inodes:
                     listens = listens or words[3] == _LISTENS
                     peer = _address(words[2].partition(":")[0], family)
-                    if words[3] in _CONNECTED and not ipaddress.ip_address(peer).is_loopback:
+                    if words[3] in _CONNECTED and not peer.startswith(_LOOPBACK):
                         peers.add(peer)
     return sorted(peers), listens
 
