@@ -31,7 +31,7 @@ from hpcray.hangs.messages import (
     ThreadLook,
     WaitLook,
 )
-from hpcray.platform.stacks import frames_of, is_users, part_of_hpcray
+from hpcray.platform.stacks import after_fork, frames_of, is_users, part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_reader import ObjectReader
@@ -104,7 +104,7 @@ class _Look:
         frames = list(_outwards(frame))
         call = self._call_of(ident)
         place = _place(frames)
-        users = any(is_users(row) for row in frames_of(frame))
+        users = any(map(is_users, after_fork(frames_of(frame))))
         blocked = next((one for one in frames if one.f_code in (_GET, _WAIT)), None)
         loop = next((one.f_locals.get("self") for one in frames if one.f_code in _LOOPS), None)
         self.loop_is_blocked = self.loop_is_blocked or (loop is not None and blocked is not None)
