@@ -120,42 +120,42 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3122,
+    "api": 3137,
     "autoscaler": 856,
     "cli": 3478,
-    "common": 1504,
+    "common": 1517,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
-    "diagnostics": 2576,
+    "diagnostics": 2827,
     "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
-    "hangs": 596,
+    "hangs": 1114,
+    "history": 1347,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39119,
+    "kernel": 39095,
     "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5502,
+    "platform": 5422,
     "processes": 446,
     "progress_bars": 216,
-    "protocol": 1491,
+    "protocol": 1494,
     "ray_api": 484,
     "ray_start": 1813,
     "runtime": 13077,
-    "history": 1347,
     "runtime_env": 1131,
     "state": 3888,
     "tensors": 3321,
-    "top": 768,
+    "top": 771,
     "transport": 1874,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 457,
+    "whole": 460,
 }
 """Files of the package, those of compat/standin left out."""
