@@ -18,6 +18,7 @@ from rich.text import Text
 
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
+from hpcray.cli.attach import bridge
 from hpcray.cli.config import config
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
@@ -71,7 +72,7 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     params=[version_option],
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, config, dashboard, debug, job_group, profile, progress, top],
+    commands=[*observe.COMMANDS, *node_commands.COMMANDS, bridge, config, dashboard, debug, job_group, profile, progress, top],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
