@@ -1,4 +1,4 @@
-"""The pipe to a job: the process that carries it (`hpcray bridge` here, or behind ssh), from its start to its first byte.
+"""The pipe to a job: the process that carries it (`hpcray bridge`, here or behind ssh), until its first record.
 
     bridge → near end   \\x1ehpcray-bridge {who and where it is, or why it is not}
     near end → bridge   {which attachment, new or not}
@@ -17,12 +17,15 @@ import shlex
 import subprocess
 import sys
 import time
+from importlib import metadata
+from typing import TypeVar
 
 import msgspec
 
 from hpcray.platform.process_control import die_with_parent
 from hpcray.platform.python_lines import module_line
 
+S = TypeVar("S", bound=msgspec.Struct)
 PROTOCOL = 1
 """Number of this way to speak; a bridge of another one is refused."""
 MARK, LINE_MARK = b"\x1ehpcray-bridge ", b"\x1ehpcray-line "
@@ -233,8 +236,6 @@ class Carrier:
         return text
 
     def _check(self, far: Far) -> None:
-        from hpcray.common.ray_version import RAY_VERSION  # noqa: F401  # what both follow
-
         if far.error:
             raise CarrierError(f"Failed to connect to Ray at address: {self._place.address}. {far.error}")
         own = "{}.{}".format(*sys.version_info[:2])
@@ -279,9 +280,9 @@ class Carrier:
         with contextlib.suppress(OSError):
             if child.stdin is not None:
                 child.stdin.close()
-        for patience, stop in ((patience, child.terminate), (_TERMINATION, child.kill), (_TERMINATION, None)):
+        for limit, stop in ((patience, child.terminate), (_TERMINATION, child.kill), (_TERMINATION, None)):
             try:
-                child.wait(patience)
+                child.wait(limit)
                 break
             except subprocess.TimeoutExpired:
                 if stop is not None:
@@ -291,7 +292,7 @@ class Carrier:
                 stream.close()
 
 
-def _decoded(line: bytes, kind):  # type: ignore[no-untyped-def]
+def _decoded(line: bytes, kind: type[S]) -> S:
     try:
         return msgspec.json.decode(line.strip(), type=kind)
     except msgspec.MsgspecError as error:
@@ -300,9 +301,7 @@ def _decoded(line: bytes, kind):  # type: ignore[no-untyped-def]
 
 def own_version() -> str:
     """Return the version of hpcray here."""
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
-        return version("hpcray")
-    except PackageNotFoundError:
+        return metadata.version("hpcray")
+    except metadata.PackageNotFoundError:
         return "unknown"

@@ -1,4 +1,4 @@
-"""`init("slurm://JOBID")` and `init("ssh://HOST/JOBID")`: an attachment is made, and its near end's session is joined."""
+"""`init("slurm://JOBID")` and `init("ssh://HOST/JOBID")`: an attachment is made, and its near end is joined."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hpcray.attach.endpoint import (
     BYTES,
@@ -234,7 +234,7 @@ class FarEnd(Endpoint):
             done()
             return
 
-        def pieces():  # type: ignore[no-untyped-def]
+        def pieces() -> Iterator[bytes]:
             try:
                 yield from in_pieces(size, read, wrap)
             finally:

@@ -16,7 +16,7 @@ import selectors
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -137,9 +137,9 @@ class NearEnd(Endpoint):
         """Tell the far end that this is over, and remove all that is here."""
         if self.line.connected and self._carrier.running:
             self._carrier.say_bye(b"".join(self._unsent) + self.line.bye(), _FAREWELL)
-        for carrier in (self._carrier, self._next):
-            if carrier is not None:
-                carrier.end(_FAREWELL if self.line.connected else 0.0)
+        self._carrier.end(_FAREWELL if self.line.connected else 0.0)
+        if self._next is not None:
+            self._next.end(0.0)
         for channel in list(self.channels.values()):
             self._forget(channel)
         self._listener.close()
@@ -181,17 +181,22 @@ class NearEnd(Endpoint):
         if self._next is None:
             if now < self._attempt_at:
                 return
-            self._next = Carrier(self._order.place.again(self._carrier.far), self._carrier.ident, self._order.wait)
-        problem = ""
+            try:
+                place = self._order.place.again(self._carrier.far)
+                self._next = Carrier(place, self._carrier.ident, self._order.wait)
+            except CarrierError as error:
+                self._give_up(str(error))
+                return
+        problem, carrier = "", self._next
         try:
-            if self._next.advance():
-                carrier, self._next = self._next, None
+            if carrier.advance():
+                self._next = None
                 _say(f"the line to {carrier.far.name()} is open again, after {lost_for:.1f} s; nothing was lost")
                 self._take(carrier)
                 return
         except CarrierError as error:
             problem = str(error)
-            self._next.end(0.0)
+            carrier.end(0.0)
             self._next = None
             pause = _PAUSES[min(self._attempts, len(_PAUSES) - 1)]
             self._attempts += 1
@@ -266,20 +271,19 @@ class NearEnd(Endpoint):
     def _from_driver(self, channel: Channel, driver: _Driver, msg: m.Message, plain: list[memoryview | bytes]) -> None:
         """Handle a message of a driver for the raylet; what may travel at once is added to `plain`."""
         if isinstance(msg, m.Release) and not msg.unpin_replica and len(msg.ids) > 1:
-            for ident in msg.ids:
-                self._from_driver(channel, driver, m.Release([ident]), plain)
+            for one in msg.ids:
+                self._from_driver(channel, driver, m.Release([one]), plain)
             return
         if isinstance(msg, m.Free) and len(msg.ids) > 1 and driver.held:
-            for ident in msg.ids:
-                self._from_driver(channel, driver, m.Free([ident], msg.nodes), plain)
+            for one in msg.ids:
+                self._from_driver(channel, driver, m.Free([one], msg.nodes), plain)
             return
         ident: bytes = getattr(msg, "id", b"") or (getattr(msg, "ids", None) or [b""])[0]
         frame = pack(channel.raylet, channel.proc, m.encode([msg]))
         if isinstance(msg, m.Release) and not msg.unpin_replica:
             self._released(driver, ident)
-        elif isinstance(msg, m.DiskRead):
-            if (fd := driver.files.pop(ident, -1)) >= 0:
-                os.close(fd)
+        elif isinstance(msg, m.DiskRead) and (fd := driver.files.pop(ident, -1)) >= 0:
+            os.close(fd)
         held = driver.held.get(ident)
         if held is not None and held.ended:
             del driver.held[ident]
@@ -317,7 +321,7 @@ class NearEnd(Endpoint):
             plain.append(seal)
             return
 
-        def pieces():  # type: ignore[no-untyped-def]
+        def pieces() -> Iterator[bytes]:
             yield from in_pieces(block.size, read, wrap)
             block.uploading = False
             if block.released:

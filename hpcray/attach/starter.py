@@ -5,6 +5,8 @@ neither hpcray nor the environment of the program that attaches counts on a comp
 says so on standard output, as the bridge would.
 """
 
+# mypy: allow-untyped-defs, allow-untyped-calls
+
 import fcntl
 import json
 import os
@@ -15,48 +17,42 @@ import sys
 MARK = "\x1ehpcray-bridge "
 
 
-def main(job, session):  # type: ignore[no-untyped-def]
+def main(job, session):
     """Become the bridge. job: Slurm's id; "" for any. session: a session directory that must be the one; "" for any."""
+    host = socket.gethostname()
     try:
         found = [info for info in _sessions(job) if not session or info["path"] == session]
         names = sorted({info["session"] for info in found})
         if not found:
-            what = "the session %s" % session if session else "a node of hpcray of job %s" % job
-            raise LookupError(
-                "there is no live %s on %s; hint: does the job run hpcray, and has it started?"
-                % (what, socket.gethostname())
-            )
+            what = f"session {session}" if session else f"node of job {job}"
+            raise LookupError(f"there is no live {what} on {host}; hint: does it run hpcray, and has it started?")
         if len(names) > 1:
-            raise LookupError(
-                "job %s runs several sessions: %s; hint: one step after the other, or a job for each"
-                % (job, ", ".join(names))
-            )
+            raise LookupError(f"job {job} runs several sessions: {', '.join(names)}; hint: a job for each")
         info = min(found, key=lambda one: one["node"])
         environ = _environment(info["pid"])
-        python = info.get("python") or os.readlink("/proc/%d/exe" % info["pid"])
+        python = info.get("python") or os.readlink(f"/proc/{info['pid']}/exe")
         root = info.get("root")
         code = "import sys; sys.path[0:1] = []; "
         if root:
-            code += "%r in sys.path or sys.path.append(%r); " % (root, root)
+            code += f"{root!r} in sys.path or sys.path.append({root!r}); "
         code += "from hpcray.cli.attach import serve_bridge; serve_bridge(sys.argv[1])"
         os.execve(python, [python, "-c", code, info["path"]], environ)
     except Exception as error:
-        os.write(1, ("\n%s%s\n" % (MARK, json.dumps({"error": str(error), "host": socket.gethostname()}))).encode())
+        os.write(1, f"\n{MARK}{json.dumps({'error': str(error), 'host': host})}\n".encode())
         sys.exit(1)
 
 
-def _environment(pid):  # type: ignore[no-untyped-def]
-    """The variables of the node's own process, which is the same user's."""
-    with open("/proc/%d/environ" % pid, "rb") as file:
+def _environment(pid):
+    """The variables of the node's own process, which is the same user's; but this step's name of the node."""
+    with open(f"/proc/{pid}/environ", "rb") as file:
         pairs = (entry.partition(b"=") for entry in file.read().split(b"\0") if b"=" in entry)
         environ = {name: text for name, _, text in pairs}
-    for name in (b"SLURMD_NODENAME",):
-        if name.decode() in os.environ:
-            environ[name] = os.environb[name]
+    if "SLURMD_NODENAME" in os.environ:
+        environ[b"SLURMD_NODENAME"] = os.environb[b"SLURMD_NODENAME"]
     return environ
 
 
-def _sessions(job):  # type: ignore[no-untyped-def]
+def _sessions(job):
     found = []
     for root in sorted(_roots()):
         try:
@@ -71,19 +67,19 @@ def _sessions(job):  # type: ignore[no-untyped-def]
                     info = json.loads(file.read().decode())
             except (OSError, ValueError):
                 continue
-            if info.get("host") == socket.gethostname() and not info.get("relayed"):
-                if not job or info.get("slurm_job") == job:
-                    found.append(info)
+            here = info.get("host") == socket.gethostname() and not info.get("relayed")
+            if here and (not job or info.get("slurm_job") == job):
+                found.append(info)
     return found
 
 
-def _roots():  # type: ignore[no-untyped-def]
+def _roots():
     """Where nodes of this user may have their sessions: what each of this user's processes has in its environment."""
-    name = "hpcray-%d" % os.getuid()
+    name = f"hpcray-{os.getuid()}"
     places = {"/tmp"}
     for pid in [entry for entry in os.listdir("/proc") if entry.isdigit()]:
         try:
-            with open("/proc/%s/environ" % pid, "rb") as file:
+            with open(f"/proc/{pid}/environ", "rb") as file:
                 environ = dict(entry.split(b"=", 1) for entry in file.read().split(b"\0") if b"=" in entry)
         except OSError:
             continue
@@ -94,18 +90,18 @@ def _roots():  # type: ignore[no-untyped-def]
     return {os.path.join(place, name) for place in places | {home}}
 
 
-def _is_ours(path):  # type: ignore[no-untyped-def]
+def _is_ours(path):
     state = os.lstat(path)
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
 
 
-def _is_live(path):  # type: ignore[no-untyped-def]
+def _is_live(path):
     """True while the node's process holds its lock."""
     fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False
-    except (IOError, OSError):
+    except OSError:
         return True
     finally:
         os.close(fd)

@@ -72,7 +72,18 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     params=[version_option],
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, bridge, config, dashboard, debug, job_group, profile, progress, top],
+    commands=[
+        *observe.COMMANDS,
+        *node_commands.COMMANDS,
+        bridge,
+        config,
+        dashboard,
+        debug,
+        job_group,
+        profile,
+        progress,
+        top,
+    ],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
