@@ -7,6 +7,7 @@ end, on the driver's host, has accepted it, and the far end, in the job, has mad
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import selectors
 import socket
@@ -25,7 +26,8 @@ OPEN, WELCOME, FRAMES, CLOSE, BYTES, FILE = range(6)
 PLACE = struct.Struct("<Q")
 SMALL = 64 << 10
 """Bytes of an object that travel as urgent payload: they delay nothing, and need no turn."""
-_READ = 1 << 18
+_READ = 1 << 20
+_PIPE = 1 << 20  # bytes that a pipe holds, where the system lets it
 _ROOM = 512 << 10  # bytes of records that are made at a time: what is urgent waits behind no more
 _MOST_UNSENT = 16 << 20  # bytes for one process; the other end is asked to wait
 
@@ -62,7 +64,7 @@ class Endpoint:
         self.running = True
         self.selector = selectors.DefaultSelector()
         self._pipe: tuple[int, int] | None = None
-        self._unsent: list[bytes] = []
+        self._unsent: list[bytes | memoryview] = []
 
     # ------------------------------------------------------------ for subclasses
 
@@ -143,6 +145,7 @@ class Endpoint:
             self.lose_pipe("another pipe takes its place")
         for fd in {read, write}:
             os.set_blocking(fd, False)
+            enlarge(fd)
         self._pipe = (read, write)
         self._unsent.clear()
         self.line.pipe_opened(time.monotonic())
@@ -202,7 +205,7 @@ class Endpoint:
         """Write to the pipe what it takes."""
         while self._pipe is not None:
             if not self._unsent:
-                self._unsent = self.line.take(time.monotonic(), _ROOM)
+                self._unsent = [*self.line.take(time.monotonic(), _ROOM)]
                 if not self._unsent:
                     break
             try:
@@ -224,7 +227,7 @@ class Endpoint:
             gone += 1
         del self._unsent[:gone]
         if sent:
-            self._unsent[0] = self._unsent[0][sent:]
+            self._unsent[0] = memoryview(self._unsent[0])[sent:]
 
     # ------------------------------------------------------------ channels
 
@@ -269,6 +272,12 @@ class Endpoint:
             self.line.drop_channel(channel.number)
             self.watch(channel.sock.fileno(), 0, self._pipe_ready)
             channel.sock.close()
+
+
+def enlarge(fd: int) -> None:
+    """Have the kernel take more at a time, where this is a pipe, or a socket."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE)  # type: ignore[attr-defined,unused-ignore]
 
 
 def frames_of(body: memoryview) -> Iterator[memoryview]:

@@ -14,6 +14,7 @@ import msgspec
 import hpcray
 from hpcray.attach import starter
 from hpcray.attach.carrier import LINE_MARK, MARK, PROTOCOL, Answer, Far, Request, own_version
+from hpcray.attach.endpoint import enlarge
 from hpcray.attach.far_end import FarEnd, socket_path
 from hpcray.cli.slurm_entry import slurm_jobs_meant
 from hpcray.platform.launcher_environment import outside_of_job
@@ -21,7 +22,7 @@ from hpcray.platform.session_directory import read_session
 
 NAMESPACE = "hpcray.attach"
 """Namespace of the actors that are the far ends of attachments."""
-_CHUNK = 1 << 18
+_CHUNK = 1 << 20
 # A compute node may have a Python 3 under any of these names.
 _FIND_PYTHON = (
     'for python in python3 /usr/bin/python3 /usr/libexec/platform-python "$2"; do '
@@ -107,6 +108,8 @@ def serve_bridge(session_dir: str) -> None:
         _say(LINE_MARK, Answer(f"{type(error).__name__}: {error}"))
         return
     _say(LINE_MARK, Answer())
+    for fd in (0, 1):
+        enlarge(fd)
     threading.Thread(target=_pump, args=(lambda: os.read(0, _CHUNK), sock.sendall), daemon=True).start()
     _pump(lambda: sock.recv(_CHUNK), _write_all)
 
