@@ -45,7 +45,7 @@ class Place(msgspec.Struct, frozen=True):
         command: of hpcray on that login node. options: of ssh.
         bridge: what is run instead of `hpcray bridge`; () as a rule.
         node, session: host and session directory of the node; "": the first one.
-        resume: an attachment there goes on.
+        resume: an attachment there goes on. node_id: of that node.
     """
 
     address: str
@@ -57,11 +57,13 @@ class Place(msgspec.Struct, frozen=True):
     node: str = ""
     session: str = ""
     resume: bool = False
+    node_id: str = ""
 
-    def again(self, far: Far) -> Place:
-        """Return the way to where this one has led."""
+    def again(self, far: Far, elsewhere: bool = False) -> Place:
+        """Return the way to where this one has led. elsewhere: to any node of that job, which may know of its end."""
         job = far.slurm_job or self.job
-        return msgspec.structs.replace(self, job=job, node=far.step_host, session=far.session_dir, resume=True)
+        node, session = ("", "") if elsewhere and far.step_host else (far.step_host, far.session_dir)
+        return msgspec.structs.replace(self, job=job, node=node, session=session, resume=True, node_id=far.node_id)
 
     def words(self) -> list[str]:
         """Return the arguments of `hpcray bridge`."""
@@ -85,13 +87,14 @@ class Far(msgspec.Struct, frozen=True):
     """What a bridge says of itself.
 
     Attributes:
-        error: why there is none; "" as a rule.
+        error: why there is none; "" as a rule. final: and no other attempt can succeed.
         version, python: of hpcray, and of Python there. protocol: PROTOCOL there.
         host: of the node. step_host: its name for Slurm.
         session_dir, session_name, slurm_job, node, node_id, nodes, end: as in `SessionInfo`.
     """
 
     error: str = ""
+    final: bool = False
     protocol: int = 0
     version: str = ""
     python: str = ""
@@ -111,11 +114,12 @@ class Far(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the near end wants of a bridge: to make an attachment, or to go on with one, and how long that waits."""
+    """What the near end wants of a bridge: a new attachment, or one that a node has; how long that waits for a pipe."""
 
     ident: str
     resume: bool
     wait: float
+    node_id: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -194,7 +198,7 @@ class Carrier:
             self._said += data
         if not self._asked and (line := self._line(MARK)) is not None:
             self._check(_decoded(line, Far))
-            request = Request(self.ident, self._place.resume, self._wait)
+            request = Request(self.ident, self._place.resume, self._wait, self._place.node_id)
             try:
                 os.write(self.input, msgspec.json.encode(request) + b"\n")
             except OSError as error:
@@ -237,7 +241,7 @@ class Carrier:
 
     def _check(self, far: Far) -> None:
         if far.error:
-            raise CarrierError(f"Failed to connect to Ray at address: {self._place.address}. {far.error}")
+            raise CarrierError(f"Failed to connect to Ray at address: {self._place.address}. {far.error}", far.final)
         own = "{}.{}".format(*sys.version_info[:2])
         version = own_version()
         if far.protocol != PROTOCOL or far.version != version:

@@ -182,7 +182,7 @@ class NearEnd(Endpoint):
             if now < self._attempt_at:
                 return
             try:
-                place = self._order.place.again(self._carrier.far)
+                place = self._order.place.again(self._carrier.far, elsewhere=self._attempts % 3 == 2)
                 self._next = Carrier(place, self._carrier.ident, self._order.wait)
             except CarrierError as error:
                 self._give_up(str(error))

@@ -19,11 +19,12 @@ MARK = "\x1ehpcray-bridge "
 
 def main(job, session):
     """Become the bridge. job: Slurm's id; "" for any. session: a session directory that must be the one; "" for any."""
-    host = socket.gethostname()
+    host, final = socket.gethostname(), False
     try:
         found = [info for info in _sessions(job) if not session or info["path"] == session]
         names = sorted({info["session"] for info in found})
         if not found:
+            final = bool(session)  # a node that has ended does not come again
             what = f"session {session}" if session else f"node of job {job}"
             raise LookupError(f"there is no live {what} on {host}; hint: does it run hpcray, and has it started?")
         if len(names) > 1:
@@ -38,7 +39,7 @@ def main(job, session):
         code += "from hpcray.cli.attach import serve_bridge; serve_bridge(sys.argv[1])"
         os.execve(python, [python, "-c", code, info["path"]], environ)
     except Exception as error:
-        os.write(1, f"\n{MARK}{json.dumps({'error': str(error), 'host': host})}\n".encode())
+        os.write(1, f"\n{MARK}{json.dumps({'error': str(error), 'final': final, 'host': host})}\n".encode())
         sys.exit(1)
 
 

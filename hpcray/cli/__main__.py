@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
-from hpcray.cli.attach import bridge
+from hpcray.cli.attach import attach, bridge
 from hpcray.cli.config import config
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
@@ -75,6 +75,7 @@ class _Commands(click.Group):
     commands=[
         *observe.COMMANDS,
         *node_commands.COMMANDS,
+        attach,
         bridge,
         config,
         dashboard,
@@ -83,7 +84,7 @@ class _Commands(click.Group):
         profile,
         progress,
         top,
-    ],
+    ],  # fmt: skip
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:

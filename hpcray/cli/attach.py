@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import code
 import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
+from typing import Any
 
 import click
 import msgspec
@@ -16,12 +19,18 @@ from hpcray.attach import starter
 from hpcray.attach.carrier import LINE_MARK, MARK, PROTOCOL, Answer, Far, Request, own_version
 from hpcray.attach.endpoint import enlarge
 from hpcray.attach.far_end import FarEnd, socket_path
+from hpcray.cli.job_option import errors_as_messages
 from hpcray.cli.slurm_entry import slurm_jobs_meant
+from hpcray.common.exceptions import JobError, SubmitError
+from hpcray.jobs.submission import submit
+from hpcray.jobs.submitted_job import SubmittedJob
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.session_directory import read_session
 
 NAMESPACE = "hpcray.attach"
 """Namespace of the actors that are the far ends of attachments."""
+READY = "ready for jobs: "
+"""What `hpcray.job_submission` prints when it takes drivers."""
 _CHUNK = 1 << 20
 # A compute node may have a Python 3 under any of these names.
 _FIND_PYTHON = (
@@ -57,6 +66,71 @@ def bridge(job: str, host: str, session: str) -> None:
     except OSError as error:
         _say(MARK, Far(error=f"srun cannot be run: {error}"))
         sys.exit(1)
+
+
+@click.command()
+@click.argument("job", metavar="[JOB]", default="")
+@click.option("--new", is_flag=True, help="Submit a job for it, and cancel that at the end.")
+@click.option("-N", "--nodes", default=1, help="With --new: hpcray nodes.", show_default=True)
+@click.option("-t", "--time", "limit", help="With --new: time limit as for sbatch: minutes, 1:30:00, 2-12.")
+@click.option("-p", "--partition", help="With --new: Slurm's partition.")
+@click.option("-c", "--command", "source", help="Run this code instead, and end.")
+@click.option("--namespace", help="Namespace of named actors.")
+def attach(
+    job: str, new: bool, nodes: int, limit: str | None, partition: str | None, source: str | None, namespace: str | None
+) -> None:
+    """Open IPython here as a driver of a job that runs in Slurm: its id, an address, or the only one.
+
+    `ray` is there, attached to the job. The end of the session ends what it owned, and not the job.
+    """
+    if new and job:
+        raise click.UsageError("--new makes a job: it takes no JOB")
+    made = None
+    try:
+        if new:
+            with errors_as_messages(SubmitError, JobError):
+                made = submit(
+                    "-m", "hpcray.job_submission", nodes=nodes, time=limit, partition=partition, name="attached",
+                    executor="slurm",
+                )  # fmt: skip
+                job = _started(made)
+        try:
+            hpcray.init(job if "://" in job else f"slurm://{job}", namespace=namespace)
+        except (ConnectionError, ValueError) as error:
+            raise click.ClickException(str(error)) from None
+        names = {"ray": hpcray, "hpcray": hpcray}
+        if source is not None:
+            exec(compile(source, "<command>", "exec"), names)
+        else:
+            _interact(names)
+    finally:
+        hpcray.shutdown()
+        if made is not None:
+            made.cancel()
+
+
+def _started(job: SubmittedJob[Any]) -> str:
+    """Wait until a job takes drivers; return its id. A line says how it is."""
+    click.echo(f"hpcray: job {job.job_id}: waiting for {job.nodes} node(s)", err=True)
+    begun, before = time.monotonic(), ""
+    while not any(READY in line for line in (job.stdout() or "").splitlines()):
+        state = job.state
+        if state != before:
+            click.echo(f"hpcray: job {job.job_id} is {state} after {time.monotonic() - begun:.0f} s", err=True)
+        if state not in ("PENDING", "RUNNING", "UNKNOWN"):
+            raise JobError(f"job {job.job_id} has not begun: {state}; hint: hpcray logs {job.job_id}")
+        before = state
+        time.sleep(0.5)
+    return job.job_id
+
+
+def _interact(names: dict[str, Any]) -> None:
+    try:
+        from IPython import start_ipython
+    except ImportError:
+        code.interact(banner="hpcray: no IPython here; hint: pip install ipython", local=names)
+        return
+    start_ipython(argv=["--no-banner"], user_ns=names)
 
 
 def _job_meant(job: str) -> str:
@@ -97,6 +171,9 @@ def serve_bridge(session_dir: str) -> None:
     try:
         if not request.resume:
             _make_far_end(session_dir, request, info.node_id)
+        elif request.node_id != info.node_id:
+            _say(LINE_MARK, _about_other_node(session_dir, request.node_id))
+            return
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.connect(path)
     except OSError as error:
@@ -132,6 +209,16 @@ def _write_all(data: bytes) -> None:
 
 def _say(mark: bytes, what: msgspec.Struct) -> None:
     _write_all(b"\n" + mark + msgspec.json.encode(what) + b"\n")
+
+
+def _about_other_node(session_dir: str, node_id: str) -> Answer:
+    """Say whether the node of an attachment has died: its bridge could not be reached there."""
+    hpcray.init(session_dir, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+    alive = {row["NodeID"]: row["Alive"] for row in hpcray.nodes()}
+    hpcray.shutdown()
+    if alive.get(node_id):
+        return Answer("the node of this attachment is alive, but Slurm has not reached it")
+    return Answer("the node of this attachment has died, and with it what this driver owned", final=True)
 
 
 class Attachment:

@@ -143,6 +143,7 @@ SHORT_FILES = {
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
     "api": 3084,
+    "attach": 1000,
     "autoscaler": 804,
     "cli": 2813,
     "common": 1501,

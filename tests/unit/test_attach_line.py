@@ -1,4 +1,4 @@
-"""`attach.line`: whatever pipes do, each payload arrives once and in order; what is urgent does not wait for the rest."""
+"""`attach.line`: whatever pipes do, each payload arrives once, in order; what is urgent does not wait for the rest."""
 
 from __future__ import annotations
 
