@@ -84,7 +84,7 @@ class _Commands(click.Group):
         profile,
         progress,
         top,
-    ],  # fmt: skip
+    ],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:

@@ -44,7 +44,8 @@ class LaunchConfig:
         attach_command: hpcray's command on the login node that `init("ssh://HOST/JOBID")` goes through; "": `hpcray` on
             a login shell's PATH.
         attach_dir: directory of this host for the objects that such a driver reads and writes; "": the temporary one.
-        ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`.
+        ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`, and `ray start
+            --head` beside its node.
     """
 
     launcher: LauncherName = "auto"

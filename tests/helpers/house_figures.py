@@ -9,6 +9,7 @@ from __future__ import annotations
 
 STRINGS = {
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
+    "hpcray.attach.starter -> hpcray.cli.attach": "lasting: code of another process, on a node of the job",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
@@ -143,29 +144,30 @@ SHORT_FILES = {
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
     "api": 3084,
-    "attach": 1000,
+    "attach": 1397,
     "autoscaler": 804,
-    "cli": 2813,
-    "common": 1501,
+    "cli": 3042,
+    "common": 1514,
     "compat": 3440,
     "core": 12611,
     "dashboard": 1192,
     "diagnostics": 2583,
     "experimental": 665,
     "graphs": 2203,
+    "hangs": 596,
     "job_submission": 731,
     "jobs": 1255,
-    "kernel": 38779,
+    "kernel": 38978,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 121,
-    "platform": 5328,
-    "processes": 406,
+    "platform": 5417,
+    "processes": 410,
     "progress_bars": 223,
     "protocol": 1502,
-    "ray_api": 451,
-    "ray_start": 1570,
-    "runtime": 12906,
+    "ray_api": 495,
+    "ray_start": 1660,
+    "runtime": 12961,
     "runtime_env": 1131,
     "state": 3916,
     "tensors": 3321,
@@ -176,6 +178,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 563,
+    "whole": 583,
 }
 """Files of the package, those of compat/standin left out."""
