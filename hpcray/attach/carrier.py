@@ -35,7 +35,7 @@ _MOST_NOISE, _MOST_COMPLAINT = 1 << 20, 4096
 _TERMINATION = 2.0
 
 
-class Place(msgspec.Struct, frozen=True):
+class JobPlace(msgspec.Struct, frozen=True):
     """Where a job is, and the way there.
 
     Attributes:
@@ -59,7 +59,7 @@ class Place(msgspec.Struct, frozen=True):
     resume: bool = False
     node_id: str = ""
 
-    def again(self, far: Far, elsewhere: bool = False) -> Place:
+    def again(self, far: Far, elsewhere: bool = False) -> JobPlace:
         """Return the way to where this one has led. elsewhere: to any node of that job, which may know of its end."""
         job = far.slurm_job or self.job
         node, session = ("", "") if elsewhere and far.step_host else (far.step_host, far.session_dir)
@@ -84,7 +84,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Far(msgspec.Struct, frozen=True):
-    """What a bridge says of itself.
+    """A bridge, as it describes itself.
 
     Attributes:
         error: why there is none; "" as a rule. final: and no other attempt can succeed.
@@ -114,7 +114,7 @@ class Far(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What the near end wants of a bridge: a new attachment, or one that a node has; how long that waits for a pipe."""
+    """Request of the near end: a new attachment, or one that a node has; how long that waits for a pipe."""
 
     ident: str
     resume: bool
@@ -122,8 +122,8 @@ class Request(msgspec.Struct, frozen=True):
     node_id: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Whether the line begins: error is "" then. final: no other attempt can succeed."""
+class BridgeAnswer(msgspec.Struct, frozen=True):
+    """Reply to it: error is "" where the line begins. final: no other attempt can succeed."""
 
     error: str = ""
     final: bool = False
@@ -150,7 +150,7 @@ class Carrier:
 
     far: Far
 
-    def __init__(self, place: Place, ident: str, wait: float) -> None:
+    def __init__(self, place: JobPlace, ident: str, wait: float) -> None:
         self.ident, self.rest = ident, b""
         self._place, self._wait = place, wait
         self._said, self._complaint = b"", b""
@@ -205,7 +205,7 @@ class Carrier:
                 raise CarrierError(f"{self._place.address}: {self.complaint() or error}") from None
             self._asked = True
         if self._asked and (line := self._line(LINE_MARK)) is not None:
-            answer = _decoded(line, Answer)
+            answer = _decoded(line, BridgeAnswer)
             if answer.error:
                 raise CarrierError(f"{self._place.address}: {answer.error}", answer.final)
             self.rest = self._said

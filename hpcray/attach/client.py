@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from hpcray.attach.carrier import Place
+from hpcray.attach.carrier import JobPlace
 from hpcray.attach.near_end import Attaching, Ready
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.python_lines import module_line
@@ -35,7 +35,7 @@ def attach(address: str, environ: Mapping[str, str]) -> str:
     return attach_to(parse_place(address, environ), environ)
 
 
-def parse_place(address: str, environ: Mapping[str, str]) -> Place:
+def parse_place(address: str, environ: Mapping[str, str]) -> JobPlace:
     """Return what an address means.
 
     Raises:
@@ -59,10 +59,10 @@ def parse_place(address: str, environ: Mapping[str, str]) -> Place:
     port = re.fullmatch(r"(.*[^:]):(\d+)", host)
     if port:
         host, options = port[1], ("-p", port[2])
-    return Place(address, host, job or "auto", launch_config(environ).attach_command, options)
+    return JobPlace(address, host, job or "auto", launch_config(environ).attach_command, options)
 
 
-def attach_to(place: Place, environ: Mapping[str, str]) -> str:
+def attach_to(place: JobPlace, environ: Mapping[str, str]) -> str:
     """Attach to a job. Arguments and errors: as for `attach`."""
     config = launch_config(environ)
     order = Attaching(place, config.attach_wait, config.attach_dir or tempfile.gettempdir())

@@ -1,4 +1,4 @@
-"""What both ends of an attachment have: a loop over descriptors, a `Line` over the present pipe, and channels.
+"""The common part of both ends of an attachment: a loop over descriptors, a `Line` over its pipe, and channels.
 
 A payload of the line is `operation u8 | channel u32 | rest`. A channel stands for one connection to a raylet: the near
 end, on the driver's host, has accepted it, and the far end, in the job, has made it.
@@ -13,6 +13,7 @@ import selectors
 import socket
 import struct
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
 from hpcray.attach.line import PIECE, Line, LineError
@@ -51,7 +52,7 @@ class Channel:
         self.reading = True
 
 
-class Endpoint:
+class Endpoint(ABC):
     """One end. Subclasses handle payloads and frames.
 
     Attributes:
@@ -68,25 +69,25 @@ class Endpoint:
 
     # ------------------------------------------------------------ for subclasses
 
+    @abstractmethod
     def on_payload(self, operation: int, number: int, body: memoryview) -> None:
         """Handle a payload of the other end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_frames(self, channel: Channel, frames: Sequence[memoryview]) -> None:
         """Handle frames that have come over the socket of a channel."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_channel_lost(self, channel: Channel, reason: str) -> None:
         """The socket of a channel has ended."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_pipe_lost(self, reason: str) -> None:
         """The present pipe does not carry any more."""
-        raise NotImplementedError
 
+    @abstractmethod
     def tick(self, now: float) -> float:
-        """Do what is due; return the seconds until there may be more."""
-        raise NotImplementedError
+        """Take care of what is due; return the seconds until there may be more."""
 
     # ------------------------------------------------------------ the loop
 
@@ -154,7 +155,7 @@ class Endpoint:
             self._feed(first)
 
     def lose_pipe(self, reason: str) -> None:
-        """Do not use the present pipe any more."""
+        """Give up the present pipe."""
         if self._pipe is None:
             return
         for fd in set(self._pipe):

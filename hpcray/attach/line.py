@@ -3,7 +3,7 @@
     kind u8 | 3 bytes | length u32 (of what follows) | number u64 | acknowledged u64 | payload
 
 Payloads are numbered in the order in which they leave, and kept until the other end has acknowledged them. Where a pipe
-breaks, the ends tell each other over the next one what has arrived, and what has not is sent once more: so each payload
+breaks, the ends exchange over the next one what has arrived, and what has not is sent once more: so each payload
 arrives once, in order, however often the pipe breaks.
 
 There are two classes of traffic. *Urgent* payloads leave first. *Transfers* are made piece by piece while they leave,
@@ -35,7 +35,7 @@ _LARGEST_RECORD = 1 << 30
 
 
 class LineError(Exception):
-    """What has come through the pipe is no record of the other end."""
+    """The bytes that have come through the pipe are no record of the other end."""
 
 
 class Transfer:

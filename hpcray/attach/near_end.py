@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from hpcray.attach.carrier import Carrier, CarrierError, Place
+from hpcray.attach.carrier import Carrier, CarrierError, JobPlace
 from hpcray.attach.endpoint import (
     BYTES,
     CLOSE,
@@ -55,7 +55,7 @@ _FAREWELL = 3.0
 
 
 class Attaching(msgspec.Struct, frozen=True):
-    """What `near_end` is to do.
+    """The order for a near end.
 
     Attributes:
         place: where the job is, and how to get there.
@@ -63,17 +63,16 @@ class Attaching(msgspec.Struct, frozen=True):
         directory: for the copy of the node's shared memory.
     """
 
-    place: Place
+    place: JobPlace
     wait: float
     directory: str
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """What `near_end` says when it has begun, or could not: the session directory, or the reason."""
+    """The reply to an order: the session directory, or the reason why there is none."""
 
     session_dir: str = ""
     error: str = ""
-    where: str = ""
 
 
 @dataclass
@@ -86,7 +85,7 @@ class _Block:
 
 @dataclass
 class _Driver:
-    """What one driver has of the node's store.
+    """One driver's share of the node's store.
 
     Attributes:
         blocks: objects that it has pinned. held: of those whose content is on its way, the transfer.
@@ -134,7 +133,7 @@ class NearEnd(Endpoint):
         self._take(carrier)
 
     def close(self) -> None:
-        """Tell the far end that this is over, and remove all that is here."""
+        """Take leave of the far end, and remove all that is here."""
         if self.line.connected and self._carrier.running:
             self._carrier.say_bye(b"".join(self._unsent) + self.line.bye(), _FAREWELL)
         self._carrier.end(_FAREWELL if self.line.connected else 0.0)

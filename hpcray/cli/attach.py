@@ -16,7 +16,7 @@ import msgspec
 
 import hpcray
 from hpcray.attach import starter
-from hpcray.attach.carrier import LINE_MARK, MARK, PROTOCOL, Answer, Far, Request, own_version
+from hpcray.attach.carrier import LINE_MARK, MARK, PROTOCOL, BridgeAnswer, Far, Request, own_version
 from hpcray.attach.endpoint import enlarge
 from hpcray.attach.far_end import FarEnd, socket_path
 from hpcray.cli.job_option import errors_as_messages
@@ -30,7 +30,7 @@ from hpcray.platform.session_directory import read_session
 NAMESPACE = "hpcray.attach"
 """Namespace of the actors that are the far ends of attachments."""
 READY = "ready for jobs: "
-"""What `hpcray.job_submission` prints when it takes drivers."""
+"""Start of the line that `hpcray.job_submission` prints when it takes drivers."""
 _CHUNK = 1 << 20
 # A compute node may have a Python 3 under any of these names.
 _FIND_PYTHON = (
@@ -179,12 +179,12 @@ def serve_bridge(session_dir: str) -> None:
     except OSError as error:
         gone = isinstance(error, (FileNotFoundError, ConnectionRefusedError))
         text = "the job has ended this attachment" if gone else str(error)
-        _say(LINE_MARK, Answer(f"{text} (on {info.host})", final=gone))
+        _say(LINE_MARK, BridgeAnswer(f"{text} (on {info.host})", final=gone))
         return
     except Exception as error:
-        _say(LINE_MARK, Answer(f"{type(error).__name__}: {error}"))
+        _say(LINE_MARK, BridgeAnswer(f"{type(error).__name__}: {error}"))
         return
-    _say(LINE_MARK, Answer())
+    _say(LINE_MARK, BridgeAnswer())
     for fd in (0, 1):
         enlarge(fd)
     threading.Thread(target=_pump, args=(lambda: os.read(0, _CHUNK), sock.sendall), daemon=True).start()
@@ -211,14 +211,14 @@ def _say(mark: bytes, what: msgspec.Struct) -> None:
     _write_all(b"\n" + mark + msgspec.json.encode(what) + b"\n")
 
 
-def _about_other_node(session_dir: str, node_id: str) -> Answer:
+def _about_other_node(session_dir: str, node_id: str) -> BridgeAnswer:
     """Say whether the node of an attachment has died: its bridge could not be reached there."""
     hpcray.init(session_dir, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     alive = {row["NodeID"]: row["Alive"] for row in hpcray.nodes()}
     hpcray.shutdown()
     if alive.get(node_id):
-        return Answer("the node of this attachment is alive, but Slurm has not reached it")
-    return Answer("the node of this attachment has died, and with it what this driver owned", final=True)
+        return BridgeAnswer("the node of this attachment is alive, but Slurm has not reached it")
+    return BridgeAnswer("the node of this attachment has died, and with it what this driver owned", final=True)
 
 
 class Attachment:

@@ -22,7 +22,7 @@ _OUTSIDE_WAIT = 3.0
 """Seconds that a named cluster is waited for outside of any allocation."""
 
 ATTACHED_SCHEMES = frozenset(("slurm", "ssh"))
-"""What stands before `://` in addresses of jobs that run elsewhere (`hpcray.attach`)."""
+"""Schemes of addresses of jobs that run elsewhere (`hpcray.attach`)."""
 
 
 def find_session(address: str | None, environ: Mapping[str, str], wait: bool = True) -> str | None:

@@ -9,7 +9,7 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from hpcray.attach.carrier import Place
+from hpcray.attach.carrier import JobPlace
 from hpcray.attach.client import attach_to
 
 _PROGRAM = """
@@ -34,9 +34,9 @@ class JobElsewhere:
         self.session_dir = self.program.stdout.readline().strip()
         assert self.session_dir, "the job has not started"
 
-    def place(self, *bridge: str) -> Place:
+    def place(self, *bridge: str) -> JobPlace:
         """Return the way to it. bridge: what is run as the bridge."""
-        return Place("pipe://here", job="", session=self.session_dir, bridge=bridge or BRIDGE)
+        return JobPlace("pipe://here", job="", session=self.session_dir, bridge=bridge or BRIDGE)
 
     def attach(self, **variables: str) -> str:
         """Attach; return the session directory of the near end."""

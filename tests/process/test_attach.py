@@ -26,10 +26,10 @@ PROLOGUE = """\
 import json, os, sys, time
 import numpy as np
 import hpcray as ray
-from hpcray.attach.carrier import Place
+from hpcray.attach.carrier import JobPlace
 from hpcray.attach.client import attach_to
 
-place = Place("pipe://here", job="", session=sys.argv[1], bridge=tuple(json.loads(sys.argv[2])))
+place = JobPlace("pipe://here", job="", session=sys.argv[1], bridge=tuple(json.loads(sys.argv[2])))
 ray.init(attach_to(place, os.environ), namespace="here")
 """
 STEPS = """\
@@ -351,9 +351,9 @@ print("well")
 import os, sys, time
 import numpy as np
 import hpcray as ray
-from hpcray.attach.carrier import Place
+from hpcray.attach.carrier import JobPlace
 from hpcray.attach.client import attach_to
-ray.init(attach_to(Place("ssh://here/1", "127.0.0.1", "1", {str(there)!r}, {tuple(server.options)!r}), os.environ))
+ray.init(attach_to(JobPlace("ssh://here/1", "127.0.0.1", "1", {str(there)!r}, {tuple(server.options)!r}), os.environ))
 """
         environ = {**os.environ, "PYTHONPATH": str(ROOT)}
         ended = subprocess.run(
