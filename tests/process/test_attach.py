@@ -156,6 +156,7 @@ def test_the_bridge_is_killed_again_and_again_and_no_task_runs_twice(job: JobEls
     eventually(lambda: not _far_ends(job), "the end of the far end")
 
 
+@pytest.mark.slow
 def test_a_bridge_that_hangs_is_replaced(job: JobElsewhere, tmp_path: Path) -> None:
     """As after a cable was pulled: nothing ends, and nothing comes. The far end ends the old bridge."""
     runs = tmp_path / "runs"
@@ -170,6 +171,7 @@ def test_a_bridge_that_hangs_is_replaced(job: JobElsewhere, tmp_path: Path) -> N
     assert "nothing has come for too long" in err and "is open again" in err
 
 
+@pytest.mark.slow
 def test_after_the_time_to_wait_there_is_one_clear_error(job: JobElsewhere, tmp_path: Path) -> None:
     flag = tmp_path / "closed"
     gate = tmp_path / "gate"
@@ -196,7 +198,7 @@ except ray.exceptions.RayError as error:
     eventually(lambda: not _far_ends(job), "the end of the far end")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_driver_that_is_killed_leaves_nothing_but_detached_actors(job: JobElsewhere, number: signal.Signals) -> None:
     text = """
 class Named:
@@ -221,6 +223,7 @@ ray.get(ray.remote(time.sleep).remote(600))
     assert int(out) == kept
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_stopped_goes_on(job: JobElsewhere, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with _Driver(job, STEPS, str(runs)) as driver:
@@ -250,6 +253,7 @@ except ray.exceptions.RayError as error:
     assert "no live session" in err or "node of the job has ended" in err
 
 
+@pytest.mark.slow
 def test_a_small_task_is_answered_while_a_long_value_travels_slowly(job: JobElsewhere, tmp_path: Path) -> None:
     """The bridge behind a line of 20 MB/s."""
     slow = tmp_path / "slow.py"

@@ -115,6 +115,18 @@ def test_without_such_a_job_the_error_says_so(slurm: Slurm) -> None:
     assert ended.code == 1 and "no job of yours that runs hpcray" in ended.err, ended.err
 
 
+def test_the_command_attaches_and_makes_a_job_of_its_own(slurm: Slurm, held: str) -> None:
+    code = "print('nodes', len(ray.nodes()), ray.get(ray.remote(lambda: 7).remote()))"
+    command = ["python", "-m", "hpcray.cli", "attach"]
+    ended = slurm.run(*command, held, "-c", code)
+    assert ended.code == 0 and "nodes 2 7" in ended.out.splitlines(), ended.out + ended.err
+    ended = slurm.run(*command, "--new", "-N", 2, "-t", "5", "-c", code)
+    assert ended.code == 0 and "nodes 2 7" in ended.out.splitlines(), ended.out + ended.err
+    assert "waiting for 2 node(s)" in ended.err
+    slurm.wait(lambda: not slurm.said("squeue", "-h", "-n", "attached", "-o", "%A"), "the end of the new job")
+
+
+@pytest.mark.slow
 def test_srun_is_killed_again_and_again_and_nothing_is_lost(slurm: Slurm, held: str) -> None:
     script, runs = slurm.write(BREAKING), slurm.place / "runs"
     with slurm.start("python", script, f"slurm://{held}", runs, 120) as driver:
