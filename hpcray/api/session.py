@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import logging
@@ -10,13 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
-from hpcray.api.driver_job import announce, imported_libraries
-from hpcray.api.late_address import LateAddress
-from hpcray.api.logging_config import LoggingConfig
+from hpcray.api.driver_job import LoggingConfig, announce, imported_libraries
 from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
@@ -28,13 +27,13 @@ from hpcray.core.core_worker.object_entry import Waiter
 from hpcray.core.core_worker.object_table import PENDING
 from hpcray.diagnostics.introspection import ObjectInventory
 from hpcray.notebooks.notebook import show_in_cells
-from hpcray.platform.job_variables import JobVariables, session_of_parent
+from hpcray.platform.launcher_environment import JobVariables, session_of_parent
 from hpcray.platform.log_format import check_rotation
 from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInfo
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
 from hpcray.processes.features import FEATURES
-from hpcray.protocol.messages import Exit
+from hpcray.protocol.messages import EndReason, Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_interruptions
@@ -43,11 +42,61 @@ from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime_env.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.transport.startup import read_launch
 
+# ------------------------------------------------------------ late address
+# The address of a cluster that its program is still composing.
+
+
+class LateAddress(str):
+    """Address of a cluster of this interpreter, whose nodes start when they are needed.
+
+    `init(address=...)` with it postpones the start to the first use of the session. Its text is for others (a program
+    that this one starts, a variable of the environment): a call that reads the text starts the nodes.
+
+    Attributes:
+        newest: the address that `init()` without an argument takes; None for none.
+        text: starts the nodes unless they run, and returns the address as plain text.
+        started: returns True if the nodes run.
+    """
+
+    newest: ClassVar[LateAddress | None] = None
+    text: Callable[[], str]
+    started: Callable[[], bool]
+
+    def __new__(cls, text: Callable[[], str], started: Callable[[], bool]) -> LateAddress:
+        made = super().__new__(cls, f"cluster-{id(text):x}")
+        made.text = text
+        made.started = started
+        return made
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.text(), spec)
+
+    def __add__(self, other: str) -> str:
+        return self.text() + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        """Return the text as bytes; variables of the environment and command lines are made this way."""
+        return self.text().encode(encoding, errors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (self.text(),)
+
+
+# ------------------------------------------------------------ session
+
+
 logger = logging.getLogger("hpcray")
 
 _ENCODING = "RAY_LOGGING_CONFIG_ENCODING"
 """Variable: the encoding of a `LoggingConfig` where `init` gets none."""
 _LAST_TASKS_TIMEOUT, _LAST_TASKS_CHECK = 0.5, 0.01  # seconds
+_END_TEXT = 2000  # characters that are kept of the beginning, and of the end, of the text of a program's last error
 _SETTINGS = frozenset(Config.__dataclass_fields__)
 
 
@@ -70,7 +119,7 @@ class ClientContext(Mapping[str, Any]):
     @property
     def dashboard_url(self) -> str:
         """Where `hpcray dashboard` listens on this node, while it runs: `127.0.0.1:8265` or `unix:PATH`; else ""."""
-        from hpcray.platform.dashboard_address import dashboard_address  # few programs ask
+        from hpcray.platform.running_jobs import dashboard_address  # few programs ask
 
         process = current.process
         return dashboard_address(process.session_dir) if process is not None else ""
@@ -503,12 +552,25 @@ def _hook_exit_code() -> None:
     def hook(kind: Any, value: Any, trace: Any) -> None:
         _Session.exit_code = 1
         WorkerBars.close()
-        previous(kind, value, trace)
         process = current.process
+        if process is not None:
+            _explain_end(process, value)
+        previous(kind, value, trace)
         if process is not None and isinstance(value, JobDrainingError):
             leave_unfinished(process)
 
     sys.excepthook = hook
+
+
+def _explain_end(process: CoreWorker, error: BaseException) -> None:
+    """Report why the program ends, for later questions."""
+    with contextlib.suppress(Exception):  # the text may be a program's
+        kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "exception"
+        text = f"{type(error).__name__}: {error}"
+        shown = text if len(text) <= 2 * _END_TEXT else f"{text[:_END_TEXT]} ... {text[-_END_TEXT:]}"
+        with process.engine.lock:
+            process.engine.send(raylet_of(process.node), EndReason(kind, shown))
+            process.engine.flush()
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import os
 
-from hpcray.common.overflow import OVERFLOW
-from hpcray.platform.overflow_file import OverflowMapping
+from hpcray.platform.arena import OverflowMapping
+from hpcray.protocol.messages.objects import OVERFLOW
 
 
 class Mirror:

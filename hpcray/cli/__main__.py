@@ -19,22 +19,27 @@ from rich.text import Text
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
 from hpcray.cli.attach import attach, bridge
-from hpcray.cli.config import config
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
+from hpcray.cli.history import remove_history, report
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
-from hpcray.cli.job_option import check_configuration, errors_as_messages, job_option, parse_sbatch_options
-from hpcray.cli.option_types import version_option
+from hpcray.cli.job_option import (
+    check_configuration,
+    errors_as_messages,
+    job_option,
+    parse_sbatch_options,
+    version_option,
+)
+from hpcray.cli.nodes import config
+from hpcray.cli.observe import print_worker_lines
 from hpcray.cli.profile import profile
 from hpcray.cli.progress import progress
 from hpcray.cli.top import top
-from hpcray.cli.worker_output import print_worker_lines
+from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
-from hpcray.common.launch_config import ExecutorName
 from hpcray.common.terminal_text import plain
-from hpcray.jobs.client_mode import client_mode_command
-from hpcray.jobs.submission import LOCAL, check_request, choose_executor, with_configured_place
+from hpcray.jobs.submission import LOCAL, check_request, choose_executor, client_mode_command, with_configured_place
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
@@ -54,7 +59,13 @@ _JOB_COLUMNS = {
     "job_id": "job", "name": "name", "state": "state", "executor": "executor", "nodes": "nodes", "driver": "driver",
     "left": "left", "submitted": "submitted", "command": "command",
 }  # fmt: skip
-_STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "UNKNOWN": "yellow"}
+_STATE_COLOURS = {
+    "COMPLETED": "green",
+    "RUNNING": "cyan",
+    "PENDING": "yellow",
+    "UNKNOWN": "yellow",
+    "LAST_SEEN": "yellow",
+}
 
 
 class _Commands(click.Group):
@@ -83,6 +94,7 @@ class _Commands(click.Group):
         job_group,
         profile,
         progress,
+        report,
         top,
     ],
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -214,21 +226,28 @@ def submit(
             sys.exit(int(job.result()))
 
 
-@main.command()
+@main.group(invoke_without_command=True)
 @_FOLDER
 @click.option("-a", "--all", "everything", is_flag=True, help="All jobs (default: the last 20).")
 @click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
-def jobs(folder: str | None, everything: bool, as_json: bool) -> None:
-    """List jobs, the newest first: those that run on this machine, those in Slurm's queue, and submitted ones."""
+@click.pass_context
+def jobs(context: click.Context, folder: str | None, everything: bool, as_json: bool) -> None:
+    """List jobs, the newest first: those that run on this machine, those in Slurm's queue, submitted ones, and those
+    that have ended and left a history, with how they ended."""
+    if context.invoked_subcommand is not None:
+        return
     with errors_as_messages(*_ERRORS):
         found = list_jobs(folder)
         found = found if everything else found[:20]
         state = states(found)
-    rows = job_rows(found, state)
+    rows = job_rows(found, state, None if everything else 20)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
         _print_jobs(rows)
+
+
+jobs.add_command(remove_history)
 
 
 @main.command()

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any
 import click
 
 from hpcray.api import runtime_context
+from hpcray.cli.history import ended_job, print_list, print_summary, print_timeline, print_why
 from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.cli.top_cells import headline
 from hpcray.common.terminal_text import plain, plain_line
@@ -26,13 +29,10 @@ from hpcray.diagnostics.wait_graph import show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.job_view import LiveJob
-from hpcray.state.logs import LogError, LogReader
-from hpcray.state.metrics_export import export_metrics
-from hpcray.state.node_metrics import common_labels, own_metrics
-from hpcray.state.object_growth import count_objects, growth
-from hpcray.state.options import Filter, GetLogOptions
+from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
+from hpcray.state.memory_use import count_objects, growth, largest_processes
+from hpcray.state.node_metrics import common_labels, export_metrics, own_metrics
 from hpcray.state.overview import JobOverview
-from hpcray.state.process_memory import largest_processes
 from hpcray.state.reports import (
     list_table,
     node_columns,
@@ -47,6 +47,7 @@ from hpcray.state.reports import (
     sum_stores,
     summary_rows,
 )
+from hpcray.state.schemas import Filter, GetLogOptions
 from hpcray.state.why import WaitSearch
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
@@ -257,8 +258,11 @@ def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
 
     WHAT is an id in hex, or its beginning (`ref.hex()`, `hpcray list`, errors and `hpcray stack` print ids), the name
     of a function or method, or the name or class of an actor. Without it: every `get` of the program that waits; where
-    none does, the tasks that do not run.
+    none does, the tasks that do not run. Of a job that has ended: why it has.
     """
+    if history := ended_job(address):
+        print_why(history, what, as_json)
+        return
     with job(address) as process:
         search = WaitSearch(process, timeout)
         findings = search.explain(what) if what is not None else search.explain_all()
@@ -305,7 +309,11 @@ def list_(
     """List the actors, tasks, objects, ... of a running job, as `hpcray.util.state` returns them.
 
     In a table nodes are `node 0`, and tasks and jobs have a duration; so may filters say: -f "node_id=node 0".
+    Of a job that has ended: actors, nodes, placement-groups, tasks, workers and cluster-events, as in its history.
     """
+    if history := ended_job(address):
+        print_list(history, kind, filters, limit, as_json or shape == "json")
+        return
     with job(address) as process:
         state = StateAggregator(process, timeout)
         found = KINDS[kind](state)
@@ -334,7 +342,10 @@ def list_(
 @_json
 @click.argument("kind", type=click.Choice(list(_SUMMARIES)))
 def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
-    """Count the actors, tasks or objects of a running job, by name and state."""
+    """Count the actors, tasks or objects of a job, by name and state; of one that has ended, without objects."""
+    if history := ended_job(address):
+        print_summary(history, kind, as_json)
+        return
     with job(address) as process:
         state = StateAggregator(process, timeout)
         found = _SUMMARIES[kind](state)["cluster"]
@@ -391,7 +402,10 @@ def worker_logs(
 @click.argument("file", type=click.Path(dir_okay=False, writable=True))
 @job_option
 def timeline_(file: str, address: str) -> None:
-    """Write the tasks of each worker over time to FILE, in Chrome's trace format."""
+    """Write the tasks of each worker of a job, running or ended, over time to FILE, in Chrome's trace format."""
+    if history := ended_job(address):
+        print_timeline(history, file)
+        return
     with job(address):
         timeline(file)
     click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
@@ -456,3 +470,41 @@ def _report_missing(state: StateAggregator) -> None:
 
 
 COMMANDS = [status, memory, metrics, stack, why, list_, summary, worker_logs, timeline_, dump, replay]
+
+
+# ------------------------------------------------------------ worker output
+# The lines of workers, as `hpcray logs` prints them.
+
+
+_TIMEOUT = 10.0  # seconds
+
+
+def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes: Collection[int], pattern: str) -> None:
+    """Print lines of workers of a running job: `(f pid=123, node 2) text`; those of standard error there."""
+    try:
+        wanted = LineFilter(nodes or None, task, actor, re.compile(pattern) if pattern else None)
+    except re.error as error:
+        raise click.UsageError(f"--grep {pattern}: {error}") from None
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently
+    with job(address) as process:
+        indices = {row["Index"] for row in process.gcs.nodes()}
+        if unknown := sorted({*nodes} - indices):
+            raise click.ClickException(f"there is no node {unknown[0]}; hint: hpcray list nodes")
+        lines = WorkerLines(process, _TIMEOUT)
+        found = False
+        try:
+            for line in lines.follow(wanted) if follow else lines.read(wanted):
+                found = True
+                who = f"{plain(line.who)} " if line.who else ""
+                prefix = click.style(f"({who}pid={line.pid}, node {line.node})", fg="cyan")
+                click.echo(f"{prefix} {line.text}", err=line.error)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        if not found and (nodes or task or actor or pattern):
+            click.echo(
+                f"no line matches; {lines.lines} lines of {len(lines.processes)} processes were read; "
+                "hint: hpcray list actors, hpcray list tasks show the names; without options all lines are printed",
+                err=True,
+            )
+        elif not found:
+            click.echo(f"none of the {len(lines.processes)} workers has printed anything", err=True)

@@ -15,7 +15,6 @@ from hpcray.protocol.messages.gcs import *
 from hpcray.protocol.messages.leases import *
 from hpcray.protocol.messages.nodes import *
 from hpcray.protocol.messages.objects import *
-from hpcray.protocol.messages.output import *
 from hpcray.protocol.messages.processes import *
 from hpcray.protocol.messages.tasks import *
 
@@ -44,7 +43,7 @@ Message = Union[
     BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost,
     WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed, OutputLost,
-    Introspect, ListRetriableTasks, RetriableTasks, LastFigures, ExtensionMessage,
+    Introspect, ListRetriableTasks, RetriableTasks, LastFigures, EndReason, ExtensionMessage,
     StateLogAppend, StateLogAck, HeadLost, NewHead,
     FrameSlots, SlotFrame, FrameRead, ReclaimFrameSlots, FrameSlotsReturned,
 ]  # fmt: skip

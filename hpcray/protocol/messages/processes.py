@@ -165,6 +165,13 @@ class LastFigures(Struct, array_like=True, tag=183):
     figures: bytes
 
 
+class EndReason(Struct, array_like=True, tag=184):
+    """p→own r: the job ends, or is about to end, for this reason (`NodeEventLog.explain_end`). No answer."""
+
+    kind: str
+    text: str
+
+
 class FrameSlots(Struct, array_like=True, tag=210):
     """r→p: the receiver may write a frame for a process of another node into the memory at each of these offsets of the
     arena, once (SlotFrame)."""
@@ -197,8 +204,45 @@ class FrameSlotsReturned(Struct, array_like=True, tag=214):
 
 
 class ExtensionMessage(Struct, array_like=True, tag=230):
-    """p→p: a message between two halves of a feature. extension: its name. body: the message, as the feature has
-    encoded it (`hpcray.runtime.core_worker.extensions`)."""
+    """p→p, r→p, p→own r: a message between two halves of a feature. extension: its name. body: the message, as the
+    feature has encoded it (`hpcray.runtime.core_worker.extensions`)."""
 
     extension: str
     body: bytes
+
+
+# ------------------------------------------------------------ output
+# Messages about what workers print.
+
+
+class WorkerOutput(Struct, array_like=True, tag=170):
+    """r→driver: a worker of the driver's job has printed this. error: on standard error. last: the worker has ended.
+    Answer, when it is printed: OutputPrinted."""
+
+    worker: bytes
+    pid: int
+    ip: str
+    error: bool
+    data: bytes
+    last: bool = False
+
+
+class OutputPrinted(Struct, array_like=True, tag=171):
+    """driver→r: so many bytes of WorkerOutput are printed; a raylet has only few on the way."""
+
+    size: int
+
+
+class FlushOutput(Struct, array_like=True, tag=172):
+    """driver→every r: the driver ends; send all that its workers have printed so far. Answer, after it:
+    OutputFlushed."""
+
+
+class OutputFlushed(Struct, array_like=True, tag=173):
+    """r→driver: the answer to FlushOutput."""
+
+
+class OutputLost(Struct, array_like=True, tag=174):
+    """w→r: what the worker prints cannot be written. No answer."""
+
+    text: str

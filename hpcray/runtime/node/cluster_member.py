@@ -11,16 +11,14 @@ from typing import Any
 
 from hpcray.common.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
-from hpcray.core.gcs import departures, drain, node_manager
+from hpcray.core.gcs import drain, node_manager
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
-from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
-from hpcray.core.gcs.standby import NO_NODE
+from hpcray.core.gcs.node_manager import NO_NODE, HeadFailureDetector, NodeManager
 from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
-from hpcray.runtime.node.child_process import ChildProcess
-from hpcray.runtime.node.driver_child import DriverChild
+from hpcray.runtime.node.child_process import ChildProcess, DriverChild
 from hpcray.runtime.node.head_failover import (
     HeadReplicator,
     HeadStandby,
@@ -30,17 +28,47 @@ from hpcray.runtime.node.head_failover import (
 )
 from hpcray.runtime.node.heartbeat_loop import HeartbeatLoop
 from hpcray.runtime.node.joining import JoinAcceptor
-from hpcray.runtime.node.node_death import forget_node
-from hpcray.runtime.node.node_departure import NodeDeparture
-from hpcray.runtime.node.node_drain import NodeDrain
+from hpcray.runtime.node.node_drain import NodeDeparture, NodeDrain
 from hpcray.runtime.node.node_features import MakeAutoscaling
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.raylet_signals import RayletSignals
 from hpcray.runtime.node.shutdown import NodeShutdown
 from hpcray.runtime.node.state_log_writer import StateLogWriter
 from hpcray.runtime.raylet.raylet import EffectHandler, Handler, Raylet
-from hpcray.transport.base import DataPlane, TransportError
+from hpcray.transport.base import ControlTransport, DataPlane, TransportError
 from hpcray.transport.startup import read_launch
+
+# ------------------------------------------------------------ node death
+# Reports a node that has been declared dead to all parts of this raylet.
+
+
+def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlane | None, died: m.NodeDied) -> None:
+    """Report a dead node to the cores, transports and processes of this node; once, as a new head repeats it."""
+    node, reason, now = died.node, died.reason, raylet.loop.now
+    if node in raylet.forgotten_nodes:
+        return
+    raylet.forgotten_nodes.add(node)
+    raylet.neighbor_dirs.pop(node, None)
+    raylet.loop.last_heard.pop(node, None)
+    raylet.router.lose_node(node, reason, died.kept_at)
+    for extension in raylet.events.extensions:
+        extension.node_died(node, reason)
+    if raylet.head is not None:
+        raylet.apply(raylet.head.node_died(now, node, reason))
+    raylet.apply(raylet.lease_manager.node_died(now, node))
+    # Cancels receives, so before the transports forget the node.
+    raylet.apply(raylet.store.node_died(now, node, raylet.router.neighbor_links))
+    raylet.introspection.figures.node_died(now, node)
+    if control is not None:
+        control.forget(node, reason)
+    if data is not None:
+        data.forget(node, reason)
+    for proc in raylet.router.links:
+        raylet.router.send(proc, died)
+
+
+# ------------------------------------------------------------ cluster member
+
 
 _PARENT_GONE_DELAY = 0.05
 _HEAD_DEATH_DELAY = 2.0
@@ -193,6 +221,8 @@ class ClusterMember:
         """Some child of this process has ended: perhaps the driver."""
         code = self._driver.poll() if self._driver is not None else None
         if code is not None and (self._shutdown.begun or self._progress_is_shown()):
+            if code:
+                self._raylet.events.explain_end("exit", f"the program ended with {exit_text(code)}")
             self._driver_ended(code)
             self._shutdown.check()
         others = [child.pid for child in (self._driver, self._progress) if child is not None]
@@ -226,6 +256,7 @@ class ClusterMember:
         """This process got SIGINT or SIGTERM."""
         if self._isolated_since:
             self._loop.stop()
+        self._raylet.events.explain_end("signal", f"the raylet was sent {signal.Signals(number).name}")
         may_leave = self._raylet.context.info.joined or (self._has_no_program() and number == signal.SIGTERM)
         if may_leave and self.came_up and not self._shutdown.begun and not self.departure.begun:
             self.departure.ask(f"it was sent {signal.Signals(number).name}")
@@ -254,6 +285,8 @@ class ClusterMember:
 
     def driver_died(self, reason: str) -> None:
         if self._driver is None:
+            how = "it was killed (SIGKILL, as by the kernel for lack of memory), crashed, or called os._exit"
+            self._raylet.events.explain_end("driver", f"the program's process is gone without a word: {how} ({reason})")
             self.end_job(1)
 
     def template_gone(self, reason: str) -> None:
@@ -261,6 +294,7 @@ class ClusterMember:
         if not self._shutdown.begun:
             text = f"{reason}; it forks all workers, so this node ends"
             self._raylet.log(text)
+            self._raylet.events.explain_end("node", text)
             self._shutdown.begin(1)
             if self._node_manager is None and self.came_up:
                 self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))  # the others can go on
@@ -275,6 +309,7 @@ class ClusterMember:
         if not self._shutdown.begun:
             self.failure = reason
             self._raylet.log(reason)
+            self._raylet.events.explain_end("node", reason)
             if self._raylet.context.info.joined and self._node_manager is None:
                 self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))
                 self.broken = True
@@ -371,7 +406,7 @@ class ClusterMember:
             raylet.cluster_grew(max(raylet.context.cluster_size, max(nodes) + 1))
         return [Send(HEAD, m.NodeAcquainted(nodes, problems))]
 
-    def _node_left(self, event: departures.NodeLeft) -> None:
+    def _node_left(self, event: drain.NodeLeft) -> None:
         assert self._node_manager is not None
         if event.node != self._raylet.node:
             left = self._node_manager.node_left(self._loop.now, event.node, event.reason, event.kept_at)
@@ -405,7 +440,7 @@ class ClusterMember:
     def _majority_lost(self, event: node_manager.MajorityLost) -> None:
         self._fence(f"{event.silent} nodes have fallen silent at once, most of the job: this node is cut off")
 
-    def _leaving_changed(self, event: departures.LeavingChanged) -> None:
+    def _leaving_changed(self, event: drain.LeavingChanged) -> None:
         self.drain.set_leaving(set(event.deadlines))
         self._choose_standby()
 
@@ -443,6 +478,8 @@ class ClusterMember:
         self._session.publish(self._session_name, context.info.index, context.info.node_id, context.cluster_size, end)
         self.came_up = True
         self.drain.came_up()
+        for extension in self._raylet.events.extensions:
+            extension.came_up(self._session_name)
         self._on_up()
 
     def _start_failed(self, reason: str) -> None:
@@ -499,7 +536,9 @@ class ClusterMember:
             left = event.node in self.departure.core.leaving()
             if event.node == self._raylet.context.driver_rank:
                 self.program_lost = True
-                self._raylet.log(f"node {event.node} died, and with it the program: {event.reason}. The job ends")
+                text = f"node {event.node} died, and with it the program: {event.reason}. The job ends"
+                self._raylet.log(text)
+                self._raylet.events.explain_end("node", text)
                 self._driver_ended(128 + signal.SIGKILL)
             elif left:
                 self._raylet.log(f"node {event.node} has left ({event.reason}). The job goes on with {living} nodes")
@@ -549,6 +588,7 @@ class ClusterMember:
                 "next run (docs/explain/faults.md)"
             )
             self._raylet.log(self.failure)
+            self._raylet.events.explain_end("head", self.failure)
             self._exit_not_before = self._loop.now + _HEAD_DEATH_DELAY
         self._leave_alone(1)
 
@@ -598,6 +638,8 @@ class ClusterMember:
         if number_of(src) == 0:
             self.end_job(msg.code)
         elif link is not None and link.kind == DRIVER and self._driver is None:
+            if msg.code:
+                self._raylet.events.explain_end("exit", f"the program ended with {exit_text(msg.code)}", src)
             self._driver_ended(msg.code)
         return _NOTHING
 
@@ -645,6 +687,14 @@ class ClusterMember:
             raylet.apply(raylet.head.tick(now))
             self.departure.tick()
         self.drain.tick()
+
+
+def exit_text(code: int) -> str:
+    """How a program has ended, for people. code: as a shell gives it (128 + n for signal n)."""
+    try:
+        return f"signal {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+    except ValueError:
+        return f"exit code {code}"
 
 
 def neighbor_directories(me: NodeInfo, nodes: Iterable[NodeInfo]) -> dict[int, str]:
@@ -726,8 +776,8 @@ EFFECT_HANDLERS: dict[type, Callable[[ClusterMember], EffectHandler]] = {
     node_manager.NodeLost: lambda c: c._declare_dead,
     node_manager.AllStopped: lambda c: c._all_stopped,
     node_manager.MajorityLost: lambda c: c._majority_lost,
-    departures.NodeLeft: lambda c: c._node_left,
-    departures.LeavingChanged: lambda c: c._leaving_changed,
+    drain.NodeLeft: lambda c: c._node_left,
+    drain.LeavingChanged: lambda c: c._leaving_changed,
     drain.Announce: lambda c: c.drain.announce,
     drain.StartSaving: lambda c: c.drain.start_saving,
     drain.AllSaved: lambda c: c.drain.all_saved,
