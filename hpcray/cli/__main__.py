@@ -21,6 +21,7 @@ from hpcray.cli import observe
 from hpcray.cli.attach import attach, bridge
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
+from hpcray.cli.durable import durable
 from hpcray.cli.history import remove_history, report
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
@@ -91,6 +92,7 @@ class _Commands(click.Group):
         config,
         dashboard,
         debug,
+        durable,
         job_group,
         profile,
         progress,

@@ -121,26 +121,27 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3101,
+    "api": 3122,
     "attach": 1397,
     "autoscaler": 856,
-    "cli": 3378,
-    "common": 1502,
+    "cli": 3656,
+    "common": 1511,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
     "diagnostics": 2559,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38725,
+    "kernel": 38876,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 117,
     "platform": 5404,
-    "processes": 439,
+    "processes": 442,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 493,
@@ -157,6 +158,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 458,
+    "whole": 467,
 }
 """Files of the package, those of compat/standin left out."""
