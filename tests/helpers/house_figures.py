@@ -122,10 +122,10 @@ SHORT_FILES = {}
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
     "api": 3122,
-    "attach": 1397,
+    "attach": 1393,
     "autoscaler": 856,
-    "cli": 3656,
-    "common": 1511,
+    "cli": 3646,
+    "common": 1507,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
@@ -136,7 +136,7 @@ LINES_OF_CODE = {
     "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38876,
+    "kernel": 38760,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 117,
