@@ -1,4 +1,4 @@
-"""The common part of both ends of an attachment: a loop over descriptors, a `Line` over its pipe, and channels.
+"""The common part of both ends of an attachment: a loop over descriptors, a `ResumableLine` over its pipe, and channels.
 
 A payload of the line is `operation u8 | channel u32 | rest`. A channel stands for one connection to a raylet: the near
 end, on the driver's host, has accepted it, and the far end, in the job, has made it.
@@ -16,7 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 
-from hpcray.attach.line import PIECE, Line, LineError
+from hpcray.attach.line import PIECE, LineError, ResumableLine
 from hpcray.platform.sockets import SOCKET_BUFFER, send_pieces
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import Message, encode
@@ -56,11 +56,11 @@ class Endpoint(ABC):
     """One end. Subclasses handle payloads and frames.
 
     Attributes:
-        line: see `Line`. channels: by number. running: the loop goes on.
+        line: see `ResumableLine`. channels: by number. running: the loop goes on.
     """
 
     def __init__(self) -> None:
-        self.line = Line()
+        self.line = ResumableLine()
         self.channels: dict[int, Channel] = {}
         self.running = True
         self.selector = selectors.DefaultSelector()

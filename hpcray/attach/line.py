@@ -42,7 +42,7 @@ class Transfer:
     """A long value on its way.
 
     Args:
-        channel: what `Line.drop_channel` withdraws it by.
+        channel: what `ResumableLine.drop_channel` withdraws it by.
         pieces: makes the payloads, one by one, when each is about to leave.
         after: payloads that follow the last piece; more may be added while the transfer is not `ended`.
     """
@@ -62,7 +62,7 @@ class Transfer:
         return piece
 
 
-class Line:
+class ResumableLine:
     """The state of one end.
 
     Attributes:

@@ -21,8 +21,8 @@ from hpcray.attach.line import (
     SILENCE,
     SMALLEST_WINDOW,
     TARGET_DELAY,
-    Line,
     LineError,
+    ResumableLine,
     Transfer,
 )
 
@@ -31,7 +31,7 @@ class _Pipe:
     """Two lines and what is on its way between them, in bytes."""
 
     def __init__(self) -> None:
-        self.ends = (Line(), Line())
+        self.ends = (ResumableLine(), ResumableLine())
         self.way: tuple[deque[bytes], deque[bytes]] = (deque(), deque())  # from end 0, from end 1
         self.got: tuple[list[bytes], list[bytes]] = ([], [])
         self.now = 0.0
@@ -154,7 +154,7 @@ def test_transfers_take_turns() -> None:
 def test_the_window_follows_the_delay() -> None:
     """A slow line gets a small window, a fast one a large one: see `TARGET_DELAY`."""
     for rate in (2e6, 2e7, 2e9):  # bytes per second
-        line, far = Line(), Line()
+        line, far = ResumableLine(), ResumableLine()
         line.pipe_opened(0.0)
         far.pipe_opened(0.0)
         line.feed(b"".join(far.take(0.0, 1)), 0.0)
