@@ -4,7 +4,7 @@
     near end → bridge   {which attachment, new or not}
     bridge → near end   \\x1ehpcray-line {why not, if so}
 
-and from then on records of a `ResumableLine`. What comes before the first mark is of profiles, and is skipped. Nothing of this
+and from then on records (`attach.line`). What comes before the first mark is of profiles, and is skipped. Nothing of this
 is on a command line or in a variable: what names an attachment goes through the pipe, which is this user's alone.
 """
 

@@ -1,4 +1,4 @@
-"""The common part of both ends of an attachment: a loop over descriptors, a `ResumableLine` over its pipe, and channels.
+"""The common part of both ends of an attachment: a loop over descriptors, the line over its pipe, and channels.
 
 A payload of the line is `operation u8 | channel u32 | rest`. A channel stands for one connection to a raylet: the near
 end, on the driver's host, has accepted it, and the far end, in the job, has made it.
