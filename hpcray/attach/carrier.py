@@ -4,8 +4,8 @@
     near end → bridge   {which attachment, new or not}
     bridge → near end   \\x1ehpcray-line {why not, if so}
 
-and from then on records (`attach.line`). What comes before the first mark is of profiles, and is skipped. No command line
-and no variable has any of this: what names an attachment goes through the pipe, which is this user's alone.
+and from then on records (`attach.line`). What comes before the first mark is of profiles, and is skipped. No command
+line and no variable has any of this: what names an attachment goes through the pipe, which is this user's alone.
 """
 
 from __future__ import annotations
