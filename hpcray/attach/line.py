@@ -27,6 +27,9 @@ SMALLEST_WINDOW, LARGEST_WINDOW = 2 * PIECE, 64 * PIECE
 """Bytes of transfers that may be on their way."""
 MOST_URGENT = 16 << 20
 """Bytes of urgent payloads that may be queued or on their way, before their source has to wait."""
+ACK_BYTES, ACK_DELAY = 64 << 10, 0.04
+"""Bytes, and seconds, after which what has come is acknowledged, if nothing is to be sent that could say so along the
+way. An answer that follows a small acknowledgement at once would wait for TCP's: 40 ms."""
 HEARTBEAT = 1.0
 """Seconds after which an end that has sent nothing says that it lives."""
 SILENCE = 10.0
@@ -89,7 +92,7 @@ class ResumableLine:
         self._may_shrink_at = 0.0
         self._input = bytearray()
         self._last_heard = self._last_sent = 0.0
-        self._owes_ack = False
+        self._owed, self._owed_since = 0, 0.0  # bytes that have come, and are not acknowledged
         self._resume_due = False
 
     # ------------------------------------------------------------ what is to be sent
@@ -138,7 +141,10 @@ class ResumableLine:
 
     def next_look(self, now: float) -> float:
         """Return in how many seconds `take` and `is_silent` have to be called again, if nothing comes before."""
-        return max(0.0, min(self._last_sent + HEARTBEAT, self._last_heard + SILENCE) - now) + 0.001
+        due = min(self._last_sent + HEARTBEAT, self._last_heard + SILENCE)
+        if self._owed and not self.holds_back:
+            due = min(due, self._owed_since + ACK_DELAY)
+        return max(0.0, due - now) + 0.001
 
     # ------------------------------------------------------------ bytes out
 
@@ -163,13 +169,16 @@ class ResumableLine:
             room -= len(record[1]) + HEADER.size
         if out:
             self._note_ack()
-        elif self._owes_ack and not self.holds_back:
+        elif self._owed and not self.holds_back and self._is_ack_due(now):
             out.append(HEADER.pack(ACK, 0, 0, self._note_ack()))
         elif now - self._last_sent >= HEARTBEAT:
             out.append(HEADER.pack(PING, 0, 0, self._note_ack()))
         if out:
             self._last_sent = now
         return out
+
+    def _is_ack_due(self, now: float) -> bool:
+        return self._owed >= ACK_BYTES or now - self._owed_since >= ACK_DELAY
 
     def bye(self) -> bytes:
         """Return the record that says that this line is not needed any more."""
@@ -205,7 +214,7 @@ class ResumableLine:
     def _note_ack(self) -> int:
         self._acknowledged_to_peer = self._ack_number()
         if not self.holds_back:
-            self._owes_ack = False
+            self._owed = 0
         return self._acknowledged_to_peer
 
     # ------------------------------------------------------------ bytes in
@@ -236,7 +245,9 @@ class ResumableLine:
                 if kind == BYE:
                     self.ended = True
                 elif kind == DATA:
-                    self._owes_ack = True
+                    if not self._owed:
+                        self._owed_since = now
+                    self._owed += HEADER.size + length
                     if number > self.received + 1:
                         raise LineError(f"payload {number} has come, {self.received + 1} is missing")
                     if number == self.received + 1:

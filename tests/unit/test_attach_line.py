@@ -63,6 +63,7 @@ class _Pipe:
     def run(self) -> None:
         """All that is queued arrives."""
         for _ in range(10_000):
+            self.now += 0.01
             for side in (0, 1):
                 self.write(side)
                 self.read(side)
@@ -195,6 +196,27 @@ def test_an_end_that_cannot_go_on_stops_the_other_one() -> None:
     far.holds_back = False
     pipe.run()
     assert len(pipe.got[1]) == 101 and not pipe.ends[0].is_full
+
+
+def test_an_answer_takes_the_acknowledgement_along() -> None:
+    pipe = _Pipe()
+    pipe.run()
+    pipe.ends[0].send(b"question")
+    pipe.write(0)
+    pipe.read(1)
+    pipe.write(1)
+    assert not pipe.way[1], "a small record before the answer would delay it"
+    pipe.ends[1].send(b"answer")
+    pipe.write(1)
+    pipe.read(0)
+    assert pipe.got[0] == [b"answer"] and pipe.ends[0].is_settled
+    pipe.ends[0].send(b"no question")
+    pipe.write(0)
+    pipe.read(1)
+    pipe.now += pipe.ends[1].next_look(pipe.now)
+    pipe.write(1)
+    pipe.read(0)
+    assert pipe.ends[0].is_settled, "without an answer it comes by itself"
 
 
 def test_what_a_channel_had_queued_goes_with_it() -> None:
