@@ -122,7 +122,7 @@ SHORT_FILES = {}
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
     "api": 3122,
-    "attach": 1393,
+    "attach": 1401,
     "autoscaler": 856,
     "cli": 3646,
     "common": 1507,
@@ -136,11 +136,11 @@ LINES_OF_CODE = {
     "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39119,
+    "kernel": 39050,
     "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5495,
+    "platform": 5489,
     "processes": 444,
     "progress_bars": 216,
     "protocol": 1491,
