@@ -15,36 +15,6 @@ from hpcray.common.terminal_text import plain_line
 from hpcray.platform.config_files import ConfigFileError, file_settings
 
 _OF_LOGS = "logs"
-_LAUNCH = "a cluster lasts as long as its program; hint: hpcray-launch program.py, or sbatch"
-_END = "hint: Ctrl-C at the program, scancel, or the end of the program"
-_MISSING = {
-    "up": _LAUNCH,
-    "down": _END,
-    "attach": "hint: hpcray attach JOB; a shell: srun --jobid=JOB --overlap -n 1 --pty bash",
-    "exec": "hint: srun --jobid=JOB --overlap -n 1 COMMAND, or ray job submit -- COMMAND",
-    "submit": "it starts a cluster in a cloud; hint: ray job submit -- python program.py, or hpcray submit program.py",
-    "rsync-up": "all nodes of a job see the same files, or `runtime_env` sends them",
-    "rsync-down": "all nodes of a job see the same files",
-    "dashboard": "hint: hpcray dashboard, ray status, ray list, hpcray metrics",
-    "monitor": "hint: ray status",
-    "kill-actor": "hint: ray.kill(ray.get_actor(name, namespace)) in a program",
-    "metrics": "hint: hpcray metrics",
-    "check-open-ports": "no service of a cluster listens; hint: docs/security.md, Ports",
-    "cluster-dump": "hint: ray logs, hpcray dump",
-    "local-dump": "hint: ray logs, hpcray dump",
-    "cpp": "there is no C++ API",
-    "drain-node": "hint: hpcray nodes remove",
-    "enable-usage-stats": "hpcray collects none",
-    "get-auth-token": "processes of a cluster need none; hint: hpcray dashboard --ray-api says where its own is",
-    "get-head-ip": "it asks a cluster in a cloud; hint: ray list nodes",
-    "get-worker-ips": "it asks a cluster in a cloud; hint: ray list nodes",
-    "global-gc": "hint: hpcray memory; gc.collect() in a program",
-    "kill-random-node": "hint: scancel --signal=KILL JOB.STEP",
-    "kuberay-autoscaler": "hint: hpcray-launch --max-nodes",
-    "microbenchmark": "hint: python benchmarks/micro.py in a copy of the repository",
-    "sanity-check": "hint: hpcray doctor",
-    "serve": "hint: hpcray serve",
-}
 
 
 class _Commands(click.Group):
