@@ -9,6 +9,7 @@ from __future__ import annotations
 
 STRINGS = {
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
+    "hpcray.attach.starter -> hpcray.cli.attach": "lasting: code of another process, on a node of the job",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
@@ -121,8 +122,9 @@ SHORT_FILES = {}
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
     "api": 3137,
+    "attach": 1401,
     "autoscaler": 856,
-    "cli": 3478,
+    "cli": 3669,
     "common": 1517,
     "compat": 3062,
     "core": 12549,
@@ -156,6 +158,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 460,
+    "whole": 471,
 }
 """Files of the package, those of compat/standin left out."""
