@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcray.common.ray_version import RAY_VERSION
+from hpcray.common.ray_version import RAY_VERSION, claimed_version
 
 _NAMES = "hpcray.compat.names"
 _IDS = "ActorClassID ActorID ClusterID FunctionID JobID NodeID PlacementGroupID TaskID UniqueID WorkerID"
@@ -266,7 +266,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 """Sources by module of Ray; `()`: a package whose only contents are its submodules."""
 
 ATTRIBUTES: dict[str, dict[str, Any]] = {
-    "ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"},
+    "ray": {"__version__": claimed_version(), "__commit__": "hpcray"},
     "ray.actor": {"_actor_launch_hook": None},
     "ray.remote_function": {"_task_launch_hook": None},
 }
