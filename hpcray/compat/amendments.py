@@ -16,9 +16,9 @@ AMENDMENTS = {
     "ray.serve.scripts": "hpcray.compat.serve_ports:scripts",
     "ray.serve.schema": "hpcray.compat.serve_ports:schema",
     "ray.train.torch.config": "hpcray.compat.train_network:torch_config",
-    "ray.tune.experiment.trial": "hpcray.compat.tune_output:trial",
-    "ray.tune.experimental.output": "hpcray.compat.tune_output:output",
-    "ray.tune.tune": "hpcray.compat.tune_drain:tune",
+    "ray.tune.experiment.trial": "hpcray.compat.tune_amendments:trial",
+    "ray.tune.experimental.output": "hpcray.compat.tune_amendments:output",
+    "ray.tune.tune": "hpcray.compat.tune_amendments:tune",
 }
 """By module of Ray: a function that gets the module, once it has been executed."""
 

@@ -123,7 +123,6 @@ SHORT_FILES = {
     "common/keyed_hash.py": 1,
     "common/madvise.py": 1,
     "common/overflow.py": 1,
-    "common/ray_version.py": 1,
     "common/sizes.py": 1,
     "common/submitted_jobs.py": 1,
     "core/throttler.py": 1,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -161,6 +163,16 @@ def test_a_server_that_cannot_import_what_is_preloaded_is_done_without(tmp_path)
 class TestServers:
     ENV = (("A", "1"),)
 
+    @pytest.fixture(autouse=True)
+    def children(self) -> Iterator[None]:
+        self.pids: list[int] = []
+        yield
+        for pid in self.pids:
+            with contextlib.suppress(ChildProcessError, ProcessLookupError):  # `EnvironmentServers` has reaped it
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
     def make(self) -> tuple[EnvironmentServers, list[Any], list[socket.socket]]:
         said: list[Any] = []
         ends: list[socket.socket] = []
@@ -173,6 +185,7 @@ class TestServers:
                 for end in (ours, *ends):
                     end.close()
                 time.sleep(600)
+            self.pids.append(pid)
             return pid, ours
 
         servers = EnvironmentServers(
