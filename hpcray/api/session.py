@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import logging
@@ -34,7 +35,7 @@ from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInf
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
 from hpcray.processes.features import FEATURES
-from hpcray.protocol.messages import Exit
+from hpcray.protocol.messages import EndReason, Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_interruptions
@@ -48,6 +49,7 @@ logger = logging.getLogger("hpcray")
 _ENCODING = "RAY_LOGGING_CONFIG_ENCODING"
 """Variable: the encoding of a `LoggingConfig` where `init` gets none."""
 _LAST_TASKS_TIMEOUT, _LAST_TASKS_CHECK = 0.5, 0.01  # seconds
+_END_TEXT = 2000  # characters that are kept of the beginning, and of the end, of the text of a program's last error
 _SETTINGS = frozenset(Config.__dataclass_fields__)
 
 
@@ -381,6 +383,10 @@ def _start_driver(
         runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
     for hook in start_hooks:
         hook(process, settings)
+    if process.config.end_hangs:
+        from hpcray.hangs.hang_watch import watch_for_hangs
+
+        watch_for_hangs(process)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
@@ -411,10 +417,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     Raises:
         ConnectionError: there is no session to join. StartupError: a node did not start.
     """
-    from hpcray.ray_start.lookup import find_session  # a room above the kernel
-
-    found = find_session(address, os.environ) if address != "local" else None
-    entry = enter(found or address, _preloading(options))
+    entry = enter(_started_session(address) or address, _preloading(options))
     process = None
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory, FEATURES)
@@ -436,6 +439,17 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     _Session.entry, _Session.printer = entry, printer
     _Session.variables = JobVariables(os.environ, entry.session_dir, entry.for_children)
     return entry, process
+
+
+def _started_session(address: str | None) -> str | None:
+    """The session directory of the node of a cluster of `ray start` that an address means; None: it means none."""
+    from hpcray.ray_start.presence import may_mean_started  # a room above the kernel
+
+    if not may_mean_started(address, os.environ):
+        return None
+    from hpcray.ray_start.lookup import find_session
+
+    return find_session(address, os.environ)
 
 
 def _preloading(options: NodeOptions) -> NodeOptions:
@@ -491,12 +505,25 @@ def _hook_exit_code() -> None:
     def hook(kind: Any, value: Any, trace: Any) -> None:
         _Session.exit_code = 1
         WorkerBars.close()
-        previous(kind, value, trace)
         process = current.process
+        if process is not None:
+            _explain_end(process, value)
+        previous(kind, value, trace)
         if process is not None and isinstance(value, JobDrainingError):
             leave_unfinished(process)
 
     sys.excepthook = hook
+
+
+def _explain_end(process: CoreWorker, error: BaseException) -> None:
+    """Report why the program ends, for later questions."""
+    with contextlib.suppress(Exception):  # the text may be a program's
+        kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "exception"
+        text = f"{type(error).__name__}: {error}"
+        shown = text if len(text) <= 2 * _END_TEXT else f"{text[:_END_TEXT]} ... {text[-_END_TEXT:]}"
+        with process.engine.lock:
+            process.engine.send(raylet_of(process.node), EndReason(kind, shown))
+            process.engine.flush()
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:

@@ -21,10 +21,22 @@ def _graphs() -> type[Extension]:
     return CompiledGraphs
 
 
+def _history() -> type[Extension]:
+    from hpcray.history.process_history import ProcessHistory
+
+    return ProcessHistory
+
+
 def _tensors() -> type[Extension]:
     from hpcray.tensors.device_objects import DeviceObjects
 
     return DeviceObjects
+
+
+def _hangs() -> type[Extension]:
+    from hpcray.hangs.hang_watch import HangWatch
+
+    return HangWatch
 
 
 def _read_targets() -> type[Extension]:
@@ -74,6 +86,8 @@ def _ref_html(ref: Any) -> str:
 FEATURES = FeatureTable(
     extensions={
         "graphs": _graphs,
+        "hangs": _hangs,
+        "history": _history,
         "read_targets": _read_targets,
         "registered_memory": _registered_memory,
         "tensors": _tensors,

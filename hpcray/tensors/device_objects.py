@@ -435,7 +435,7 @@ class DeviceObjects(Extension):
         process, deadline = self._process, self._process.local.deadline
         ref = arrived_ref(value)
         with process.engine.lock:
-            process.table.recovery.resident_lost(value, tensors._id, f"its tensors are lost: {error}")
+            process.resident_lost(value, tensors._id, f"its tensors are lost: {error}")
             process.engine.flush()
         while True:
             left = math.inf if deadline is None else max(0.0, deadline - monotonic())

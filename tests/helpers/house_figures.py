@@ -133,7 +133,6 @@ SHORT_FILES = {
     "runtime/core_worker/handler_tables.py": 1,
     "runtime/node/node_death.py": 1,
     "runtime/node/raylet_ready.py": 1,
-    "runtime/raylet/event_log.py": 1,
     "runtime/worker/log_context.py": 1,
     "state/process_memory.py": 1,
 }
@@ -141,39 +140,41 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3084,
+    "api": 3150,
     "autoscaler": 804,
-    "cli": 2813,
-    "common": 1501,
-    "compat": 3440,
+    "cli": 3191,
+    "common": 1541,
+    "compat": 3569,
     "core": 12611,
-    "dashboard": 1192,
+    "dashboard": 1705,
     "diagnostics": 2583,
     "experimental": 665,
     "graphs": 2203,
+    "hangs": 596,
+    "history": 1347,
     "job_submission": 731,
     "jobs": 1255,
-    "kernel": 38779,
+    "kernel": 39405,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 121,
-    "platform": 5328,
-    "processes": 406,
+    "platform": 5652,
+    "processes": 457,
     "progress_bars": 223,
     "protocol": 1502,
-    "ray_api": 451,
-    "ray_start": 1570,
-    "runtime": 12906,
-    "runtime_env": 1131,
+    "ray_api": 495,
+    "ray_start": 1660,
+    "runtime": 13059,
+    "runtime_env": 1137,
     "state": 3916,
     "tensors": 3321,
-    "top": 758,
+    "top": 761,
     "transport": 1877,
     "util": 4110,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 563,
+    "whole": 585,
 }
 """Files of the package, those of compat/standin left out."""

@@ -50,8 +50,8 @@ elif what == "signal":
 elif what == "wait":
     ray.init()
     ray.get([where.remote() for _ in range(4)])
-    print("ready", os.getpid(), flush=True)
     try:
+        print("ready", os.getpid(), flush=True)  # in the `try`: the interrupt comes as soon as this is read
         time.sleep(60)
     except KeyboardInterrupt:
         print("interrupted", flush=True)

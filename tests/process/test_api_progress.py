@@ -105,6 +105,21 @@ class TestChildren:
 
         assert ray.get(fork.remote()) == 5
 
+    def test_a_child_ends_by_a_signal_that_comes_as_it_begins(self):
+        @ray.remote
+        def end_children():
+            statuses = []
+            for _ in range(20):
+                pid = os.fork()
+                if pid == 0:
+                    time.sleep(2.0)
+                    os._exit(5)
+                os.kill(pid, signal.SIGTERM)
+                statuses.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return statuses
+
+        assert ray.get(end_children.remote()) == [-signal.SIGTERM] * 20
+
     def test_multiprocessing_in_an_actor(self):
         @ray.remote
         class Loader:

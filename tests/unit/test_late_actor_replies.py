@@ -196,6 +196,24 @@ def test_calls_wait_for_an_actor_that(how: str) -> None:
     assert [msg.task for msg in caller.engine.peers[make_proc(0, 8)].out] == [later[:-3]]
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_call_repeated_for_a_lost_value_keeps_its_attempts(ended: bool) -> None:
+    """Its value is lost as its worker is killed; whoever wanted to read it says so before we hear of that end."""
+    caller = Caller(HERE)
+    oid = caller.call(retries=1)
+    call = caller.client.inflight.pop(oid[:-3])
+    caller.calls.suspect(HERE if ended else make_proc(0, 9))
+    call.retries = 0  # the reconstruction counts as its second attempt
+    caller.calls.resubmit(call)
+    caller.state(RESTARTING)
+    caller.calls.process_died(HERE, "it died")
+    caller.state(ALIVE, make_proc(0, 8))
+    sent = caller.engine.peers.get(make_proc(0, 8))
+    assert [msg.task for msg in sent.out] == [oid[:-3]] if ended else sent is None
+    again = caller.client.inflight.get(oid[:-3])
+    assert again is None or again.retries == 0, "the one attempt that it has"
+
+
 def test_a_cancelled_call_fails_once() -> None:
     caller = Caller(HERE)
     unavailable(caller)

@@ -324,7 +324,15 @@ class ActorSubmitter:
         if client.state == DEAD:
             self._fail_dead(client, task)
         else:
+            if task.retries >= 0 and client.worker and client.worker == client.suspect:
+                task.retries += 1  # it will hardly begin there: its next attempt is this one
             self._enqueue(client, task)
+
+    def suspect(self, proc: bytes) -> None:
+        """A value that had stayed in `proc` is lost: the process may be dead, which is not reported yet."""
+        client = self._by_worker.get(proc)
+        if client is not None:
+            client.suspect = proc
 
     # ------------------------------------------------------------ states
 
@@ -486,11 +494,13 @@ class ActorClient:
     killed: its worker, after we have had it killed and until we hear what becomes of it; calls wait meanwhile.
     max_restarts: 0 also where the actor is not ours. detached: whether handles to it are not counted.
     where: of a dead one, where it ran, and its name.
+    suspect: a worker from which another process got no value: it may be dead, which has not been reported yet.
     """
 
     __slots__ = (
         "actor", "class_name", "creation_keep", "detached", "error", "failing", "fails_fast", "hold", "inflight",
-        "killed", "late", "max_restarts", "out_of_order", "queue", "reason", "state", "unavailable", "where", "worker",
+        "killed", "late", "max_restarts", "out_of_order", "queue", "reason", "state", "suspect", "unavailable", "where",
+        "worker",
     )  # fmt: skip
 
     def __init__(self, actor: bytes, class_name: str, out_of_order: bool) -> None:
@@ -500,7 +510,7 @@ class ActorClient:
         self.late: dict[bytes, PendingTask] = {}
         self.hold: Any = None
         self.state = PENDING
-        self.worker = self.killed = b""
+        self.worker = self.killed = self.suspect = b""
         self.reason = ""
         self.where: dict[str, Any] = {}
         self.error = b""

@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSerializationException, RaySystemError
-from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, raylet_of, show_proc
+from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, owner_of, raylet_of, show_proc
 from hpcray.core.core_worker.object_entry import PENDING, Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.platform.arena import Arena
@@ -280,6 +280,16 @@ class CoreWorker:
             peer = self.engine.peer(src)
             self.engine.flush_long_soon(peer, len(entry.value) * len(peer.out) >= LONG_BATCH)
 
+    def _on_object_lost(self, src: bytes, msg: m.ObjectLost) -> None:
+        if msg.resident:
+            self.submitter.actors.suspect(owner_of(msg.resident))
+        self.table.recovery.on_object_lost(src, msg)
+
+    def resident_lost(self, oid: bytes, resident: bytes, reason: str) -> None:
+        """The part of a value that had stayed in another process cannot be had: see `ObjectRecovery` (lock held)."""
+        self.submitter.actors.suspect(owner_of(resident))
+        self.table.recovery.resident_lost(oid, resident, reason)
+
     def _on_resident_moved(self, src: bytes, msg: m.ResidentMoved) -> None:
         self.table.recovery.resident_moved(msg.id, msg.resident, msg.value, msg.size, node_of(src))
 
@@ -514,7 +524,7 @@ def _make_table(
 HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.ObjectGet: lambda p: p._on_object_get,
     m.ObjectReady: lambda p: p._on_object_ready,
-    m.ObjectLost: lambda p: p.table.recovery.on_object_lost,
+    m.ObjectLost: lambda p: p._on_object_lost,
     m.AddLocation: lambda p: lambda _, msg: p.table.recovery.on_add_location(msg),
     m.BorrowAdd: lambda p: p.table.refs.on_borrow_add,
     m.BorrowAck: lambda p: lambda _, msg: p.table.refs.on_borrow_ack(msg),

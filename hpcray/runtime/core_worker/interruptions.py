@@ -169,7 +169,29 @@ def end_interruptions() -> None:
     _context = None
 
 
-os.register_at_fork(after_in_child=end_interruptions)
+_HELD_AT_FORK = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_masks: dict[int, set[Any]] = {}
+"""By the identifier of a thread that forks: the signals that it had blocked before."""
+
+
+def _hold_signals() -> None:
+    _masks[_thread.get_ident()] = signal.pthread_sigmask(signal.SIG_BLOCK, _HELD_AT_FORK)
+
+
+def _let_signals_come() -> None:
+    mask = _masks.pop(_thread.get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _begin_child() -> None:
+    end_interruptions()
+    _let_signals_come()
+
+
+# A new child of Python's forgets signals for which there is a handler and that came before its first line. A worker
+# has one for SIGTERM, with which `multiprocessing.Pool` ends its processes, so that it would wait for them for ever.
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_come, after_in_child=_begin_child)
 
 
 def _guarded(handler: Any) -> Any:

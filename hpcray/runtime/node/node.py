@@ -298,6 +298,8 @@ class _NodeServer:
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
         )
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
+        made = [make(self._raylet) for make in features.extensions]
+        self._raylet.events.extensions = [extension for extension in made if extension is not None]
 
     def _log(self, text: str) -> None:
         self._raylet.log(text)
@@ -388,6 +390,8 @@ class _NodeServer:
             for child in self._observers:
                 child.stop()
             cluster.close()
+            for extension in self._raylet.events.extensions:
+                extension.close()
             loop.close()
             self._raylet.spill_io.close()
             node.template.close()
