@@ -17,7 +17,7 @@ from hpcray.launch.local_ranks import fork, local_arguments
 from hpcray.platform.console import CONSOLE_VARIABLE, ConsoleOffer, ExitFile
 from hpcray.platform.console import EXIT_FILE_VARIABLE as EXIT_FILE
 from hpcray.platform.mpi_directory import MpiDirectory, mpirun_settings, remove_abandoned
-from hpcray.platform.process_control import die_with_parent
+from hpcray.platform.process_tree import die_with_parent
 
 # The signal that the rank with the program (0 as a rule) gets for a signal to this process.
 _FORWARDED = {

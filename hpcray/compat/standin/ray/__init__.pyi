@@ -2,7 +2,7 @@
 # mypy: ignore-errors
 from hpcray import *
 from hpcray.compat.names.ray_client import client as client
-from hpcray.compat.names.raylet_config import _config as _config
+from hpcray.compat.names.ray_constants import _config as _config
 from hpcray.compat.names.ids import ActorClassID as ActorClassID
 from hpcray.compat.names.ids import ActorID as ActorID
 from hpcray.compat.names.ids import ClusterID as ClusterID
@@ -14,10 +14,10 @@ from hpcray.compat.names.ids import TaskID as TaskID
 from hpcray.compat.names.ids import UniqueID as UniqueID
 from hpcray.compat.names.ids import WorkerID as WorkerID
 from hpcray.compat.names.ray_constants import logger as logger
-from hpcray.compat.names.worker_modes import LOCAL_MODE as LOCAL_MODE
-from hpcray.compat.names.worker_modes import SCRIPT_MODE as SCRIPT_MODE
-from hpcray.compat.names.worker_modes import WORKER_MODE as WORKER_MODE
-from hpcray.compat.names.worker_modes import Language as Language
+from hpcray.compat.names.ray_constants import LOCAL_MODE as LOCAL_MODE
+from hpcray.compat.names.ray_constants import SCRIPT_MODE as SCRIPT_MODE
+from hpcray.compat.names.ray_constants import WORKER_MODE as WORKER_MODE
+from hpcray.compat.names.ray_constants import Language as Language
 from ray import actor as actor
 from ray import autoscaler as autoscaler
 from ray import cloudpickle as cloudpickle

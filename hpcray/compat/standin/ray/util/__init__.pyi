@@ -2,7 +2,8 @@
 # mypy: ignore-errors
 from hpcray.compat.names.ray_client import connect as connect
 from hpcray.compat.names.ray_client import disconnect as disconnect
-from hpcray.compat.names.util import *
+from hpcray.compat.names.util import get_node_instance_id as get_node_instance_id
+from hpcray.compat.names.util import pdb as pdb
 from hpcray.util import *
 from ray.util import accelerators as accelerators
 from ray.util import actor_group as actor_group
@@ -14,8 +15,6 @@ from ray.util import collective as collective
 from ray.util import dask as dask
 from ray.util import debug as debug
 from ray.util import helpers as helpers
-from ray.util import iter as iter
-from ray.util import iter_metrics as iter_metrics
 from ray.util import joblib as joblib
 from ray.util import metrics as metrics
 from ray.util import multiprocessing as multiprocessing
