@@ -105,7 +105,6 @@ SHORT_WITH_REASON = {
     "actor.py": "Ray's `ray.actor`",
     "cluster.py": "a lazy table of public names",
     "common/keyed_hash.py": "one way round OpenSSL, which is imported by the cores and the wires",
-    "common/ray_version.py": "the one place that says which Ray is meant, imported by nearly every room",
     "exceptions.py": "Ray's `ray.exceptions`",
     "job_submission/__main__.py": "a program: `python -m` finds it by this name",
     "util/placement_group.py": "Ray's `ray.util.placement_group`",
@@ -120,11 +119,11 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3101,
+    "api": 3142,
     "autoscaler": 856,
     "cli": 3176,
-    "common": 1500,
-    "compat": 3062,
+    "common": 1527,
+    "compat": 3180,
     "core": 12549,
     "dashboard": 1668,
     "diagnostics": 2559,
@@ -133,28 +132,28 @@ LINES_OF_CODE = {
     "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38720,
+    "kernel": 39121,
     "launch": 1008,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5404,
-    "processes": 439,
+    "platform": 5639,
+    "processes": 479,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 493,
     "ray_start": 1656,
     "runtime": 12894,
     "history": 1347,
-    "runtime_env": 1131,
+    "runtime_env": 1137,
     "state": 3888,
     "tensors": 3321,
-    "top": 767,
+    "top": 770,
     "transport": 1874,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 447,
+    "whole": 450,
 }
 """Files of the package, those of compat/standin left out."""
