@@ -142,7 +142,7 @@ LINES_OF_CODE = {
     "protocol": 1491,
     "ray_api": 493,
     "ray_start": 1656,
-    "runtime": 12894,
+    "runtime": 12891,
     "history": 1347,
     "runtime_env": 1137,
     "state": 3888,
