@@ -128,7 +128,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.actor_pool": ("hpcray.util.actor_pool",),
     "ray.util.annotations": ("hpcray.util.annotations",),
     "ray.util.check_serialize": ("hpcray.util.serialization:FailureTuple inspect_serializability",),
-    "ray.client_builder": (f"{_NAMES}.ray_client:ClientBuilder ClientContext client",),
+    "ray.client_builder": (f"{_NAMES}.ray_client:ClientBuilder client", "hpcray.api.session:ClientContext"),
     "ray.util.client_connect": (f"{_NAMES}.ray_client:connect disconnect",),
     "ray.util.client": (f"{_NAMES}.ray_client:RayAPIStub num_connected_contexts ray",),
     "ray.util.client.common": (

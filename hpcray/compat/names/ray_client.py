@@ -47,10 +47,6 @@ def disconnect() -> None:
     """No effect: there is nothing to disconnect."""
 
 
-class ClientContext:
-    """What connecting with Ray Client would return. For isinstance checks; no value is an instance."""
-
-
 class ClientBuilder:
     """`ray.client(address).namespace(...).env(...).connect()`: `init()` with the same address."""
 
