@@ -17,8 +17,8 @@ STANDIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 
 
 def claimed_version() -> str:
-    """Return what `ray.__version__` is. Packages that skip a part of themselves at a version that they do not know can
-    be told another one by HPCRAY_RAY_VERSION."""
+    """Return what `ray.__version__` is: what HPCRAY_RAY_VERSION says, for packages that skip a part of themselves at a
+    version that they do not know."""
     return os.environ.get(_CLAIMED) or RAY_VERSION
 
 
