@@ -141,3 +141,38 @@ print(ray.__version__, ray.util.queue.Queue.__module__, ray.__name__, ray.__spec
         timeout=60, check=False,
     )  # fmt: skip
     assert found.stdout.split() == ["2.60.0", "hpcray.util.queue", "ray", "ray"], found.stderr
+
+
+def test_a_sitecustomize_that_imports_hpcray_leaves_workers_their_modules(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import hpcray.compat.ray\n")
+    code = """
+import ray
+ray.init(num_cpus=1)
+
+@ray.remote
+def look():
+    import sys, hpcray
+    return sys.modules["hpcray"] is hpcray, [
+        name for name in sys.modules
+        if name.startswith("hpcray.") and "." not in name[7:] and not hasattr(hpcray, name[7:])
+    ]
+
+print(ray.get(look.remote(), timeout=60))
+"""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    found = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=90, check=False
+    )
+    assert found.stdout == "(True, [])\n", found
+
+
+@pytest.mark.parametrize("name", ["get_object_locations", "get_local_object_locations"])
+def test_locations_before_init_start_no_cluster(name: str) -> None:
+    code = (
+        "import hpcray.experimental as e, hpcray\n"
+        f"try: e.{name}([])\n"
+        "except RuntimeError as error: print(error, hpcray.is_initialized())\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=False)
+    assert found.stdout == "Ray hasn't been initialized. hint: call init() first False\n", found
