@@ -200,7 +200,7 @@ class EnvironmentServers:
                 continue  # it is killed, and will be reaped
             self._forget(server, number)
             if pid:
-                self._report("exited", number, signal.SIGKILL)
+                self._report("exited", number, signal.SIGKILL, "")
             elif number in killed:
                 self._report("failed", number, "it was killed before it had been forked")
             else:

@@ -119,30 +119,31 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3142,
+    "api": 3172,
     "autoscaler": 856,
-    "cli": 3176,
-    "common": 1527,
-    "compat": 3180,
+    "cli": 3445,
+    "common": 1532,
+    "compat": 3179,
     "core": 12549,
     "dashboard": 1668,
-    "diagnostics": 2559,
+    "diagnostics": 2576,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39121,
-    "launch": 1008,
+    "kernel": 39452,
+    "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5639,
-    "processes": 479,
+    "platform": 5730,
+    "processes": 484,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 493,
     "ray_start": 1656,
-    "runtime": 12891,
+    "runtime": 13074,
     "history": 1347,
     "runtime_env": 1137,
     "state": 3888,
@@ -154,6 +155,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 450,
+    "whole": 460,
 }
 """Files of the package, those of compat/standin left out."""

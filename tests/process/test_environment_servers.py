@@ -201,11 +201,11 @@ class TestServers:
         servers, said, (end,) = self.started()
         monkeypatch.setattr(environment_servers, "IDLE_TIME", 0.0)
         assert servers.end_idle() is None and servers.descriptors(), "it has a worker"
-        end.send(environment_servers._encode(["exited", 2, 0]))
+        end.send(environment_servers._encode(["exited", 2, 0, ""]))
         servers.read(servers.descriptors()[0])
         assert servers.end_idle() is None and not servers.descriptors()
         assert end.recv(100) == environment_servers._encode(["fork", 2, ()]) and end.recv(100) == b""
-        assert said == [("forked", 2, 77), ("exited", 2, 0)]
+        assert said == [("forked", 2, 77), ("exited", 2, 0, "")]
 
     def test_what_was_not_forked_when_it_ended_is_forked_by_the_node(self):
         servers, said, ends = self.make()
