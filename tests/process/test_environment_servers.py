@@ -75,7 +75,8 @@ def test_environments_do_not_share_a_server():
 
 
 def test_what_does_not_need_a_process_of_its_own_is_forked_by_the_node():
-    found = ray.get([one.facts.remote() for one in _workers(3, UNREAD="1")], timeout=60)
+    workers = _workers(3, UNREAD="1")
+    found = ray.get([one.facts.remote() for one in workers], timeout=60)
     assert {_parent(facts[0]) for facts in found} == {"hpcray-template"}
 
 
