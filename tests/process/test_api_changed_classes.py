@@ -6,6 +6,7 @@ import operator
 import threading
 from email.message import EmailMessage, Message
 from statistics import NormalDist
+from string import Formatter
 
 import pytest
 from engine import ray
@@ -92,4 +93,4 @@ def test_classes_that_nobody_has_changed_travel_by_name():
         def method(self):
             pass
 
-    assert not changed_methods(NormalDist) and not changed_methods(Own) and not changed_methods(operator.itemgetter)
+    assert not changed_methods(Formatter) and not changed_methods(Own) and not changed_methods(operator.itemgetter)
