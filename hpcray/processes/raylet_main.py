@@ -16,6 +16,7 @@ from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.fork_server import WorkerCode
 from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.sockets import close_listeners
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
 from hpcray.runtime.node.raylet_signals import ended_by_sigterm, outlive_user_signals
@@ -132,6 +133,7 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
+        close_listeners()
         os._exit(code)
 
 

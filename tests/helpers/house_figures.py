@@ -9,6 +9,7 @@ from __future__ import annotations
 
 STRINGS = {
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
+    "hpcray.attach.starter -> hpcray.cli.attach": "lasting: code of another process, on a node of the job",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
@@ -120,8 +121,9 @@ SHORT_FILES = {}
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
     "api": 3172,
+    "attach": 1401,
     "autoscaler": 856,
-    "cli": 3478,
+    "cli": 3669,
     "common": 1541,
     "compat": 3179,
     "core": 12549,
@@ -138,12 +140,12 @@ LINES_OF_CODE = {
     "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5649,
-    "processes": 484,
+    "platform": 5666,
+    "processes": 486,
     "progress_bars": 216,
     "protocol": 1494,
     "ray_api": 484,
-    "ray_start": 1790,
+    "ray_start": 1813,
     "runtime": 13076,
     "runtime_env": 1137,
     "state": 3888,
@@ -155,6 +157,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 463,
+    "whole": 474,
 }
 """Files of the package, those of compat/standin left out."""
