@@ -106,7 +106,6 @@ SHORT_WITH_REASON = {
     "actor.py": "Ray's `ray.actor`",
     "cluster.py": "a lazy table of public names",
     "common/keyed_hash.py": "one way round OpenSSL, which is imported by the cores and the wires",
-    "common/ray_version.py": "the one place that says which Ray is meant, imported by nearly every room",
     "exceptions.py": "Ray's `ray.exceptions`",
     "job_submission/__main__.py": "a program: `python -m` finds it by this name",
     "util/placement_group.py": "Ray's `ray.util.placement_group`",
@@ -121,12 +120,12 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3137,
+    "api": 3172,
     "attach": 1401,
     "autoscaler": 856,
     "cli": 3691,
-    "common": 1535,
-    "compat": 3075,
+    "common": 1559,
+    "compat": 3192,
     "core": 12724,
     "dashboard": 1668,
     "diagnostics": 2827,
@@ -137,21 +136,21 @@ LINES_OF_CODE = {
     "history": 1347,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39303,
+    "kernel": 39603,
     "launch": 1016,
     "mpi": 564,
     "notebooks": 117,
-    "platform": 5432,
-    "processes": 458,
+    "platform": 5666,
+    "processes": 498,
     "progress_bars": 216,
     "protocol": 1494,
     "ray_api": 484,
     "ray_start": 1813,
-    "runtime": 13077,
-    "runtime_env": 1131,
+    "runtime": 13076,
+    "runtime_env": 1137,
     "state": 3888,
     "tensors": 3321,
-    "top": 771,
+    "top": 773,
     "topology": 322,
     "transport": 1874,
     "util": 3563,
@@ -159,6 +158,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 475,
+    "whole": 478,
 }
 """Files of the package, those of compat/standin left out."""
