@@ -213,15 +213,6 @@ class TestDestructors:
         assert len(_Cycle.done) >= (200 if ray.__name__ == "hpcray" else 0)
         assert set(_Cycle.done) <= {"saved"}
 
-
-def _interrupted(interrupt: Any) -> str:
-    try:
-        interrupt()
-        time.sleep(2)
-        return "not interrupted"
-    except KeyboardInterrupt:
-        return "interrupted"
-
     @hpcray_only
     def test_other_threads_make_tuples_while_a_collection_waits(self):
         """Python raises a SystemError where anything else refers to a tuple that is being made."""
@@ -248,6 +239,15 @@ def _interrupted(interrupt: Any) -> str:
         for thread in threads:
             thread.join()
         assert not errors and len(objects) == 200_000
+
+
+def _interrupted(interrupt: Any) -> str:
+    try:
+        interrupt()
+        time.sleep(2)
+        return "not interrupted"
+    except KeyboardInterrupt:
+        return "interrupted"
 
 
 class TestSignalsOfTheProgram:
