@@ -213,6 +213,33 @@ class TestDestructors:
         assert len(_Cycle.done) >= (200 if ray.__name__ == "hpcray" else 0)
         assert set(_Cycle.done) <= {"saved"}
 
+    @hpcray_only
+    def test_other_threads_make_tuples_while_a_collection_waits(self):
+        """Python raises a SystemError where anything else refers to a tuple that is being made."""
+        from hpcray.runtime.core_worker.core_worker import current
+
+        engine, errors, ended = current.process.engine, [], threading.Event()
+
+        def make_tuples():
+            while not ended.is_set():
+                try:
+                    tuple(number for number in range(2000))
+                except SystemError as error:
+                    errors.append(error)
+
+        objects = [[number] for number in range(200_000)]
+        threads = [threading.Thread(target=make_tuples) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            with engine.lock:
+                gc.collect()
+            time.sleep(0.01)
+        ended.set()
+        for thread in threads:
+            thread.join()
+        assert not errors and len(objects) == 200_000
+
 
 def _interrupted(interrupt: Any) -> str:
     try:

@@ -21,7 +21,9 @@ import gc
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import chain, compress, repeat, starmap
+from operator import is_not
 from time import monotonic, sleep
 from types import FrameType
 from typing import Any
@@ -128,11 +130,7 @@ class _HandlerContext:
 
     def keep_all(self, generation: int) -> None:
         """Have the collection of this generation that begins now find no garbage, and make up for it."""
-        # Another thread may be making a tuple, whose resizing fails (SystemError) where anybody else refers to it. So
-        # tuples are let go at once, before the collection takes its time; no circle is of tuples alone.
-        self.held = [
-            [one for one in gc.get_objects(young) if type(one) is not tuple] for young in range(generation + 1)
-        ]
+        self.held = [_collected_objects(young) for young in range(generation + 1)]
         if self.due < 0:
             self.engine.pending_calls.append(self.collect)
         self.due = max(self.due, min(generation + 1, _OLDEST))  # what is left is a generation older
@@ -142,6 +140,21 @@ class _HandlerContext:
         generation, self.due = self.due, -1
         if generation >= 0:
             gc.collect(generation)
+
+
+def _collected_objects(generation: int) -> list[Any]:
+    """Return the objects of a generation that can be part of a cycle: all but tuples, which only refer to others.
+
+    Another thread may just be making a tuple, and Python raises a SystemError in it if anything else refers to that
+    tuple. So no reference to a tuple may exist when threads switch, which they do between two steps of Python's: this
+    is one step. The objects are listed twice, once for their types, in the same order.
+    """
+
+    def listed() -> Iterator[Any]:
+        return chain.from_iterable(starmap(gc.get_objects, ((generation,),)))
+
+    # The second list is read to its end: the result has these iterators, too, and one that is open would keep its list.
+    return list(compress(chain(listed(), repeat(None)), map(is_not, map(type, listed()), repeat(tuple))))
 
 
 _context: _HandlerContext | None = None
