@@ -128,7 +128,7 @@ class DurableTasks(Extension):
         self._keys: dict[bytes, bytes] = {}
         self._contents: dict[bytes, bytes] = {}
         self._submitted: dict[bytes, tuple[bytes, float]] = {}
-        self._current: dict[Any, bytes] = {}
+        self._current: dict[tuple[str, str], tuple[Any, bytes]] = {}
         self._told: set[str] = set()
         self._looked = time.monotonic()
         self._random = random.Random()
