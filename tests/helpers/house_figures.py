@@ -120,15 +120,15 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3122,
+    "api": 3124,
     "autoscaler": 856,
-    "cli": 3445,
+    "cli": 3447,
     "common": 1504,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
     "diagnostics": 2576,
-    "durable": 2351,
+    "durable": 2378,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 596,
