@@ -80,6 +80,7 @@ class RemoteFunction(Generic[P, R_co]):
             **stream_options(options.given),
         )
         self._durable: DurableFunction | None = None
+        self._without: RemoteFunction[P, R_co] | None = None  # where nothing can be kept
         self._slow = self._extra.announced or bool(options.given.get("durable"))
         functools.update_wrapper(cast(Any, self), function, updated=())
 
@@ -216,7 +217,8 @@ class RemoteFunction(Generic[P, R_co]):
         extension = DurableTasks.of(process)
         given = {name: value for name, value in self._options.given.items() if name != "durable"}
         if extension.io.off:
-            return RemoteFunction(self._function, TaskOptions(given), self._export).remote(*args, **kwargs)
+            self._without = self._without or RemoteFunction(self._function, TaskOptions(given), self._export)
+            return self._without.remote(*args, **kwargs)
         if self._durable is None:
             environment = environment_of(process, given.get("runtime_env"))
 

@@ -341,8 +341,10 @@ def show_argument(content: bytes) -> str:
         return repr(rest.decode(errors="replace"))
     if tag == b"b":
         return repr(rest)
-    if tag in (b"t", b"l") and content[1:2] == b"=":
+    if tag == b"=":
         return content[5:].decode(errors="replace")
+    if tag in (b"+", b"*"):
+        return str(list(struct.unpack(f"<{(len(content) - 5) // 8}{'q' if tag == b'+' else 'd'}", content[5:])))
     if tag == b"@":
         return f"the result {content[2:10].hex()}" if content[1:2] == b"K" else f"a value {content[2:10].hex()}"
     return f"#{content[1:9].hex()}"

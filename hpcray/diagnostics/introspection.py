@@ -101,8 +101,12 @@ class TaskFigures:
         elapsed: dict[str, int] = {}
         for call in running:
             elapsed[call["name"]] = elapsed.get(call["name"], 0) + round(1e6 * call["seconds"])
+        functions = self._functions
+        for extension in self._process.extensions.loaded:
+            if rows := extension.function_rows():
+                functions = {**functions, **rows}
         return {
-            "functions": self._functions,
+            "functions": functions,
             "running": count_names(call["name"] for call in running),
             "elapsed": elapsed,
             "queued": self._queued(),

@@ -17,6 +17,7 @@ import dis
 import enum
 import functools
 import hashlib
+import importlib.machinery
 import importlib.util
 import pickle
 import re
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple
 from hpcray.durable.provenance import is_own_file, is_own_module, provenance
 
 _SCALARS = frozenset({int, float, bool, type(None), str, bytes})
-_ALL_FLOAT = {float}
+_ALL_FLOAT, _ALL_INT = {float}, {int}
 _LARGE = 1 << 16
 """Bytes; larger buffers are hashed by themselves, with the hash that is fastest for them."""
 _DROPPED = frozenset(
@@ -37,10 +38,13 @@ _DROPPED = frozenset(
         "__dict__", "__weakref__", "__module__", "__doc__",
         "__firstlineno__", "__static_attributes__", "__slotnames__", "__annotations_cache__", "_abc_impl",
         "__pydantic_validator__", "__pydantic_serializer__", "__pydantic_core_schema__", "__class_getitem_cache__",
-        "_member_map_", "_value2member_map_", "_member_names_", "_unhashable_values_", "_hashable_values_",
     }
 )  # fmt: skip
 """Attributes of a class that follow from the rest, or say where it was written."""
+_OF_ENUM = frozenset(
+    {"_member_map_", "_value2member_map_", "_member_names_", "_unhashable_values_", "_hashable_values_"}
+)
+_LIBRARIES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _CLOSURE_LOADS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
 _OF_CLOSURE = "*"
@@ -178,11 +182,17 @@ class Canonical:
     def _items(self, tag: bytes, values: Any) -> None:
         kinds = set(map(type, values))
         if kinds == _ALL_FLOAT:
-            self._sized(tag + b"f", struct.pack(f"<{len(values)}d", *values))
+            self._sized(b"*" + tag, struct.pack(f"<{len(values)}d", *values))
             return
+        if kinds == _ALL_INT:
+            try:
+                self._sized(b"+" + tag, struct.pack(f"<{len(values)}q", *values))
+                return
+            except struct.error:  # a large one
+                pass
         if kinds <= _SCALARS and float not in kinds and len(values) > 1:
             text = repr(values).encode("utf-8", "surrogatepass")  # of such values it is exact, and made in C
-            self._sized(tag + b"=", text)
+            self._sized(b"=" + tag, text)
             return
         self._parts.append(tag + len(values).to_bytes(6, "little"))
         for index, value in enumerate(values):
@@ -310,6 +320,7 @@ class Canonical:
             self._sized(b"g", kind.__name__.encode())
             if is_own_module(module):
                 self._sized(b"g", f"{reduced}".encode())
+                self._library(module)
             else:
                 self._named(b"g", module, reduced)
             return
@@ -329,17 +340,18 @@ class Canonical:
         else:
             self._step("()", arguments)
         if isinstance(state, dict):
-            self._parts.append(b"D" + len(state).to_bytes(6, "little"))
+            self._parts.append(b"{D" + len(state).to_bytes(6, "little"))
             for name, item in state.items():
                 self._add(name)
                 self._step(f".{name}", item)
         elif isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+            self._parts.append(b"{T" + len(state[1]).to_bytes(6, "little"))
             self._step("", state[0])
             for name, item in state[1].items():
                 self._add(name)
                 self._step(f".{name}", item)
-            self._parts.append(b"D" + len(state[1]).to_bytes(6, "little"))
         else:
+            self._parts.append(b"{S")
             self._step(".state", state)
         self._parts.append(b"I")
         for index, item in enumerate(items or ()):
@@ -576,6 +588,7 @@ class Canonical:
 
     def _whole_class(self, value: type) -> None:
         self._add(value.__qualname__)
+        self._library(value.__module__)
         self._add(type(value))
         self._items(b"t", value.__bases__)
         if issubclass(value, enum.Enum):
@@ -586,7 +599,7 @@ class Canonical:
         else:
             members = set()
         for name, item in sorted(vars(value).items()):
-            if name in _DROPPED or name in members:
+            if name in _DROPPED or name in members or (name in _OF_ENUM and issubclass(value, enum.Enum)):
                 continue
             self._add(name)
             self._step(f"{value.__qualname__}.{name}: ", _Attribute(item) if name == "__slots__" else item)
@@ -648,10 +661,15 @@ class Canonical:
 
     def _own_library(self, module: types.ModuleType, name: str) -> None:
         """A function of an extension module that the program has built itself."""
-        with open(module.__file__ or "", "rb") as file:
-            content = buffer_digest(file.read())
-        self._parts.append(b"L" + content)
+        self._library(module.__name__)
         self._add(name)
+
+    def _library(self, module: str) -> None:
+        """Where a module of the program's is compiled, its file stands for all that it defines."""
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is not None and file.endswith(_LIBRARIES):
+            with open(file, "rb") as opened:
+                self._parts.append(b"L" + buffer_digest(opened.read()))
 
     def _descriptor(self, value: Any) -> None:
         owner = value.__objclass__

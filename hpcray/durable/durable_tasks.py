@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from hpcray.common.figures import FunctionRow
 from hpcray.common.ids import PUT_INDEX, owner_of
 from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.object_entry import INLINE, PENDING
@@ -121,6 +122,7 @@ class DurableTasks(Extension):
         config = process.config
         node = f"{process.node_id.hex() if isinstance(process.node_id, bytes) else process.node_id}"[:24]
         self.found = self.computed = 0
+        self._found: dict[str, int] = {}
         self.io: ResultIo = ResultIo(
             state_directory(config.durable_dir), f"{node}-{process.node}", config.durable_timeout, self._complain
         )
@@ -128,7 +130,7 @@ class DurableTasks(Extension):
         self._keys: dict[bytes, bytes] = {}
         self._contents: dict[bytes, bytes] = {}
         self._submitted: dict[bytes, tuple[bytes, float]] = {}
-        self._current: dict[Any, bytes] = {}
+        self._current: dict[tuple[str, str], tuple[Any, bytes]] = {}
         self._told: set[str] = set()
         self._looked = time.monotonic()
         self._random = random.Random()
@@ -170,6 +172,13 @@ class DurableTasks(Extension):
             if owner and self.process.dead is None:
                 self.send(owner, Trouble("off", text))
                 self.process.engine.flush()
+
+    def function_rows(self) -> dict[str, FunctionRow]:
+        return {f"{name} (found)": [count, 0, 0, {}] for name, count in self._found.items()}
+
+    def _count_found(self, name: str) -> None:
+        self.found += 1
+        self._found[name] = self._found.get(name, 0) + 1
 
     def before_exit(self) -> None:
         self.io.close()
@@ -316,10 +325,10 @@ class DurableTasks(Extension):
             else:
                 refs = self._made_of(plan, key, place)
                 if refs is not None:
-                    self.found += 1
+                    self._count_found(plan.name)
                     return refs
         if flags in (LOAD, REPLAY):
-            self.found += 1
+            self._count_found(plan.name)
         else:
             self.computed += 1
         if self.process.config.durable_dry_run:

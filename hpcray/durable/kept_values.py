@@ -164,11 +164,11 @@ def found_by_name(module: str, name: str) -> Any:
         return None
 
 
-def is_current(meta: Meta, known: dict[Any, bytes]) -> bool:
+def is_current(meta: Meta, known: dict[tuple[str, str], tuple[Any, bytes]]) -> bool:
     """Return True if the classes, functions and packages that a kept value needs are here what they were.
 
     Args:
-        known: digests that this process has made before, by module and name.
+        known: what this process has looked at before, by module and name: the class or function, and its digest.
     """
     for module, version in meta.versions:
         if module not in sys.modules:
@@ -179,10 +179,14 @@ def is_current(meta: Meta, known: dict[Any, bytes]) -> bool:
         if provenance(module) != version:
             return False
     for module, name, wanted in meta.needs:
-        mark = known.get((module, name))
-        if mark is None:
-            found = found_by_name(module, name)
-            mark = known[module, name] = _digest_of(found) if found is not None else b"none"
+        found = found_by_name(module, name)
+        before, mark = known.get((module, name), (None, b""))
+        if before is not found or not mark:
+            try:
+                mark = _digest_of(found) if found is not None else b"none"
+            except NotKeptError:
+                mark = b"none"
+            known[module, name] = found, mark
         if mark != wanted:
             return False
     return True

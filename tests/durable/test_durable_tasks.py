@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -218,3 +220,196 @@ print(ray.get(outside.remote("!")), flush=True)
     assert out == ["b!"]
     assert "outside: the result kept under the key" in err
     assert runs.run(changing, OUTSIDE="c")[0] == ["b!"]
+
+
+def test_progress_and_top_show_what_was_found(runs: Runs) -> None:
+    program = """\
+import hpcray as ray
+from hpcray.runtime.core_worker.core_worker import current
+
+ray.init(num_cpus=1)
+
+
+@ray.remote(durable=True)
+def square(x):
+    return x * x
+
+
+ray.get([square.remote(x) for x in range(5)])
+with current.process.engine.lock:
+    found = current.process.diagnostics.introspect("figures", ())["functions"]
+print(found.get("square (found)", [0])[0], flush=True)
+"""
+    assert runs.run(program)[0] == ["0"]
+    assert runs.run(program)[0] == ["5"]
+
+
+def test_the_commands_list_explain_and_remove(runs: Runs) -> None:
+    first = """\
+import hpcray as ray
+ray.init(num_cpus=1)
+LIMIT = 1
+
+
+def helper(x):
+    return x + LIMIT
+
+
+@ray.remote(durable=True)
+def simulate(x):
+    return helper(x)
+
+
+print(ray.get(simulate.remote(3)), flush=True)
+"""
+    assert runs.run(first)[0] == ["4"]
+    assert runs.run(first.replace("LIMIT = 1", "LIMIT = 2"))[0] == ["5"]
+
+    def command(*given: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "hpcray.cli", "durable", *given],
+            env={**os.environ, "HPCRAY_DURABLE_DIR": str(runs.store)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert command("du").startswith("4 results")
+    listed = json.loads(command("ls", "simulate", "--json"))
+    assert [(row["function"], row["arguments"]) for row in listed] == [("simulate", "x=3")] * 2
+    why = command("why", listed[0]["key"][:16])
+    assert "argument   x = 3" in why
+    assert "part       function helper: " in why
+    assert re.search(r"of which differ:\n  global LIMIT: \w+, there \w+\n$", why)
+    assert "the nearest other result" in command("why", "simulate")
+    assert command("rm", "simulate", "--dry-run").startswith("2 results would go")
+    for pack in runs.store.glob("*.pack"):
+        os.utime(pack, (time.time() - 3600, time.time() - 3600))
+    assert command("rm", "simulate").startswith("2 results are removed")
+    assert json.loads(command("ls", "--json")) == []
+
+
+def test_options_and_the_environment_are_part_of_the_key(runs: Runs) -> None:
+    table = runs.tmp_path / "table"
+    table.write_text("1")
+    program = f"""\
+import os, time
+import hpcray as ray
+from hpcray.durable import DurableOptions
+ray.init(num_cpus=1)
+
+
+def note(name):
+    with open(os.environ["RUNS"], "a") as file:
+        file.write(name + "\\n")
+
+
+def base(x=0):
+    note("ran")
+    return x
+
+
+def once(options, *args, **more):
+    function = ray.remote(base).options(durable=options, **more)
+    return ray.get(function.remote(*args))
+
+
+once(True)
+once("a name")
+once(DurableOptions(version=1))
+once(DurableOptions(version=2))
+once(DurableOptions(inputs=[{str(table)!r}]))
+once(True, runtime_env={{"env_vars": {{"A": "1"}}}})
+once(True, runtime_env={{"env_vars": {{"A": "2"}}}})
+once(DurableOptions(ignore=["x"]), 1)
+once(DurableOptions(ignore=["x"]), 2)
+once(DurableOptions(expires=0.5), 7)
+time.sleep(1)
+once(DurableOptions(expires=0.5), 7)
+"""
+    _, ran, _ = runs.run(program)
+    assert len(ran) == 10  # one for each line but the second with another ignored argument
+    _, ran, _ = runs.run(program)
+    assert len(ran) == 2  # those that have expired
+    table.write_text("2")
+    _, ran, _ = runs.run(program)
+    assert len(ran) == 3
+
+
+def test_a_program_without_durable_tasks_loads_nothing_of_it(runs: Runs) -> None:
+    program = """\
+import sys
+import hpcray as ray
+
+ray.init(num_cpus=1)
+
+
+def loaded():
+    return any(name.startswith("hpcray.durable") for name in sys.modules)
+
+
+print(loaded(), ray.get(ray.remote(loaded).remote()), flush=True)
+"""
+    assert runs.run(program)[0] == ["False False"]
+    assert not runs.store.exists()
+
+
+def test_a_full_disk_costs_a_line_and_nothing_else(runs: Runs) -> None:
+    if os.geteuid():
+        pytest.skip("needs root, to mount a small file system")
+    runs.store.mkdir(mode=0o700)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,mode=700", "tmpfs", str(runs.store)])
+    if mounted.returncode:
+        pytest.skip("nothing can be mounted here")
+    program = """\
+import hpcray as ray
+ray.init(num_cpus=2)
+
+
+@ray.remote(durable=True)
+def text(x):
+    return str(x) * 1000
+
+
+print(len(ray.get([text.remote(x) for x in range(200)])), len(ray.get([text.remote(x) for x in range(200)])))
+"""
+    try:
+        for _ in range(2):
+            out, _, err = runs.run(program)
+            assert out == ["200 200"]
+            assert err.count("durable results are off") == 1 and "No space left" in err
+    finally:
+        subprocess.run(["umount", str(runs.store)], check=True)
+
+
+def test_a_cell_that_is_run_again_finds_its_result_and_a_changed_class_is_noticed(runs: Runs) -> None:
+    program = """\
+import os
+import hpcray as ray
+ray.init(num_cpus=1)
+
+CELL = r'''
+class Point:
+    def __init__(self, x):
+        self.x = x
+    def shown(self):
+        return SHOWN % self.x
+SHOWN = "({})%d"
+
+@ray.remote(durable=True)
+def point(x):
+    with open(os.environ["RUNS"], "a") as file:
+        file.write("ran\\n")
+    return Point(x)
+
+found = ray.get(point.remote(3))
+print(type(found) is Point, found.shown(), flush=True)
+\'\'\'
+for version in "a", "a", "b", "a":
+    exec(CELL.replace("({})", version))
+"""
+    out, ran, err = runs.run(program)
+    assert out == ["True a3", "True a3", "True b3", "True a3"], err
+    assert len(ran) == 2

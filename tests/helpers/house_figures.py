@@ -129,7 +129,7 @@ LINES_OF_CODE = {
     "core": 12724,
     "dashboard": 1668,
     "diagnostics": 2827,
-    "durable": 2351,
+    "durable": 2378,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 1114,

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 import msgspec
 
+from hpcray.common.figures import FunctionRow
 from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.platform.arena import Arena
 from hpcray.protocol.messages import ExtensionMessage, ObjectGet
@@ -138,6 +139,11 @@ class Extension:
 
     def device_totals(self) -> Mapping[str, tuple[int, int]]:
         """Return how much this process keeps outside of the object store: (objects, bytes) by device."""
+        return {}
+
+    def function_rows(self) -> Mapping[str, FunctionRow]:
+        """Return what this process did in place of running tasks, by the name under which `hpcray progress` and `top`
+        show it."""
         return {}
 
     def before_exit(self) -> None:
