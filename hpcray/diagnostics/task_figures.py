@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from hpcray.common.figures import FunctionRow, add_functions, bucket_of, count_names
@@ -12,6 +14,7 @@ from hpcray.core.core_worker.task import PendingTask
 from hpcray.runtime.core_worker.actor_submitter import ActorClient
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 
+_COUNTED = itemgetter(1, 3, 4)
 _MOST_COUNTED = 2000
 """Queued tasks of one scheduling class that are looked at; their names stand for those of all."""
 _MOST_SEARCHED = 20_000
@@ -27,7 +30,7 @@ class TaskFigures:
     def __init__(self, process: CoreWorker) -> None:
         self._process = process
         self._functions: dict[str, FunctionRow] = {}
-        self._last: Any = None
+        self._last = 0.0
         self._partial = False
 
     def answer(self, running: list[dict[str, Any]]) -> dict[str, Any]:
@@ -51,27 +54,24 @@ class TaskFigures:
     def _count_ended(self) -> None:
         worker = current.worker
         record = worker.replies.record if worker is not None else None
-        ended = record.dump() if record is not None else []
-        new: list[tuple[Any, ...]] = []
-        for row in reversed(ended):
-            if row is self._last:
-                break
-            new.append(row)
-        else:
-            self._partial = self._partial or (record is not None and record.full)
+        if record is None:
+            return
+        new, overflowed = record.since(self._last), record.overflowed
         if not new:
             return
-        self._last = new[0]
+        self._partial = self._partial or (overflowed and record.first > self._last)
+        self._last = new[-1][2]
+        record.trim()
         found: dict[str, FunctionRow] = {}
-        for _, name, _, us, failed in new:
+        for (name, us, failed), count in Counter(map(_COUNTED, new)).items():
             row = found.get(name)
             if row is None:
                 row = found[name] = [0, 0, 0, {}]
-            row[0] += 1
-            row[1] += failed
-            row[2] += us
+            row[0] += count
+            row[1] += count * failed
+            row[2] += count * us
             bucket = bucket_of(us)
-            row[3][bucket] = row[3].get(bucket, 0) + 1
+            row[3][bucket] = row[3].get(bucket, 0) + count
         add_functions(self._functions, found)
 
     def _queued(self) -> dict[str, int]:

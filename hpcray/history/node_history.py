@@ -49,7 +49,8 @@ from hpcray.runtime.raylet.raylet import Raylet
 PERIOD = 1.0
 """Seconds between two questions to a process that works."""
 _LONGEST_PERIOD = 4.0  # seconds between two questions to a process that does nothing
-_FULL_RING = 0.25  # the share of a process's ring of ended tasks beyond which it is asked sooner
+_FULL_RING = 0.35  # the share of a process's room for ended tasks beyond which it is asked sooner
+_ROOM = 10  # times as many as are remembered (`hpcray.runtime.worker.replies`)
 _SHORTEST_PERIOD = 0.1
 _FIRST_LOOK = 0.3  # seconds after the start
 _FIGURES_PERIOD = 2.0  # seconds between two looks at the node's resources
@@ -171,7 +172,7 @@ class NodeHistory(NodeExtension):
         self._pending += report.records
         if src in self._due:
             period = self._due[src][1]
-            size = self._raylet.context.config.task_events
+            size = _ROOM * self._raylet.context.config.task_events
             if report.quiet:
                 period = min(_LONGEST_PERIOD, 1.5 * period)
             elif report.seen > _FULL_RING * size:
@@ -193,7 +194,7 @@ class NodeHistory(NodeExtension):
         """Have a look at this time, or earlier."""
         if at < self._tick_at and self._writer is not None and not self._stopping:
             self._tick_at = at
-            self._loop.call_at(at, lambda: self._tick(at), _SLACK)
+            self._loop.call_at(at, lambda: self._tick(at), min(_SLACK, max(0.0, at - self._loop.now) / 4))
 
     def _tick(self, at: float) -> None:
         if at != self._tick_at or self._stopping or self._writer is None:
