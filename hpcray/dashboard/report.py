@@ -52,7 +52,7 @@ h1 { font-size: 22px; } h2 { margin-top: 22px; }
 .cause { font-size: 16px; margin: 6px 0 12px; overflow-wrap: anywhere; }
 .why { margin: 0; padding-left: 0; list-style: none; overflow-wrap: anywhere; }
 .why li { margin: 2px 0; white-space: pre-wrap; }
-.advice li { margin: 4px 0; }
+.advice li { margin: 4px 0; } .cards { margin-top: 12px; }
 svg { display: block; width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--dim); }
 td { white-space: normal; overflow-wrap: anywhere; } td.right, th.right { white-space: nowrap; }
 details > summary { cursor: pointer; color: var(--accent); }
@@ -279,7 +279,7 @@ class _Report:
             )
         return (
             f'<h2>Tasks over time</h2><div class="card">{self._lanes(view)}{self._legend(view["names"])}'
-            f'<p class="note">{self._e(note)}Grey rectangles with a red edge have failures.</p></div>'
+            f'<p class="note">{self._e(note)}A red edge: failures.</p></div>'
         )
 
     def _lanes(self, view: dict[str, Any]) -> str:
