@@ -66,9 +66,8 @@ def _heading(history: JobHistory) -> str:
     name = run.name if run.job == run.name else f"{run.job} (run {run.name})"
     if result.state == COMPLETED:
         return f"hpcray: job {name} has ended; as of {clock(history.last)}"
-    heard = max((process.running.at for process in history.processes.values() if process.running), default=history.last)
-    before = history.last - heard
-    return f"hpcray: job {name}; as of {clock(heard)}, {before:.0f} s before the last sign of life"
+    before = max(0.0, history.run.changed - history.last)
+    return f"hpcray: job {name}; as of {clock(history.last)}, {before:.0f} s before the last sign of life"
 
 
 def _print_json(value: Any) -> None:

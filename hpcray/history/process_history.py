@@ -74,7 +74,10 @@ class ProcessHistory(Extension):
                 waits,
             )
             records.append(msgspec.Raw(encode(now)))
-        return NewRecords(functions, said["partial"], len(rows), records, not records and not functions)
+        busy = sum(row[2] for row in said["functions"].values()) + sum(said["elapsed"].values())
+        quiet = not records and not functions
+        cpu = time.process_time()
+        return NewRecords(functions, said["partial"], len(rows), records, quiet, busy / 1e6, cpu)
 
     def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:
         new = []

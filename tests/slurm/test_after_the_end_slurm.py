@@ -52,7 +52,8 @@ def submit(slurm: Slurm, histories: Path, *options: str) -> str:
     line = f"srun --mpi=pmix --ntasks-per-node=1 {slurm.python} -m hpcray {program}"
     script = slurm.write(f"#!/bin/bash\nexport HPCRAY_HISTORY_DIR={histories}\n{line}\n", "job.sh")
     job = slurm.sbatch("-N", "2", "--no-requeue", *options, "-o", slurm.place / "job-%j.out", script)
-    slurm.wait_output(job, "runs")
+    output = slurm.place / f"job-{job}.out"
+    slurm.wait(lambda: output.exists() and "runs" in output.read_text(), f"the tasks of job {job}")
     return job
 
 
