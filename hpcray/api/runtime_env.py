@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import RuntimeEnvSetupError
+from hpcray.common.job_names import job_config
 from hpcray.common.resources import JOB_FIELD
-from hpcray.common.submitted_jobs import job_config
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -216,6 +216,13 @@ def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: 
         runtime_envs_of(process).unpack_here(fields["working_dir"])
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return msgspec.structs.replace(shape, env=tuple(sorted({**dict(shape.env), RUNTIME_ENV_VARIABLE: text}.items())))
+
+
+def environment_of(process: CoreWorker, env: Mapping[str, Any] | None) -> RuntimeEnv:
+    """Return the runtime_env of a task of this process as programs see it: packages by their content."""
+    job = process.job
+    variables = {**dict(job.env if job is not None else ()), **((env or {}).get("env_vars") or {})}
+    return public_runtime_env(runtime_envs_of(process).merged(env), variables)
 
 
 def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeEnv:

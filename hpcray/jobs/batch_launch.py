@@ -39,13 +39,12 @@ from hpcray.jobs import (
     VALUE,
     JobOutcome,
     PickledCall,
+    batch_queues,
     read_pickle,
-    slurm_queue,
     write_pickle,
 )
 from hpcray.platform.private_files import read_private_file, write_private_file
-from hpcray.platform.process_control import die_with_parent
-from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.platform.process_tree import ProcessIdentity, die_with_parent
 from hpcray.platform.python_lines import module_line
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.node.options import NodeOptions
@@ -168,7 +167,7 @@ class _BatchRun:
         if self._ended_by == "time":
             return True
         cancelled = (self._folder / CANCELLED).exists()
-        return self._launch.slurm and not cancelled and slurm_queue.preempted(os.environ.get("SLURM_JOB_ID", ""))
+        return self._launch.slurm and not cancelled and batch_queues.preempted(os.environ.get("SLURM_JOB_ID", ""))
 
     def _start(self) -> None:
         me = os.getpid()

@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 from hpcray.launch.pmix_server import PmixError, PmixServer
 from hpcray.platform.mpi_directory import MpiDirectory
-from hpcray.platform.process_control import LAUNCHER_NAME, die_with_parent, set_process_name
+from hpcray.platform.process_tree import LAUNCHER_NAME, die_with_parent, set_process_name
 
 EXIT_NOT_STARTED = 127
 _END_TIMEOUT = 3.0

@@ -15,6 +15,12 @@ from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.extensions import Extension, FeatureTable
 
 
+def _durable() -> type[Extension]:
+    from hpcray.durable.durable_tasks import DurableTasks
+
+    return DurableTasks
+
+
 def _graphs() -> type[Extension]:
     from hpcray.graphs.compiled_graphs import CompiledGraphs
 
@@ -78,13 +84,14 @@ def _record_table(*arguments: Any) -> tuple[ObjectTable, Any]:
 
 
 def _ref_html(ref: Any) -> str:
-    from hpcray.notebooks.notebook_reprs import ref_html
+    from hpcray.notebooks.notebook import ref_html
 
     return ref_html(ref)
 
 
 FEATURES = FeatureTable(
     extensions={
+        "durable": _durable,
         "graphs": _graphs,
         "hangs": _hangs,
         "history": _history,

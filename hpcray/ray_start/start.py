@@ -17,13 +17,11 @@ import msgspec
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import strip_launcher_variables
-from hpcray.platform.process_control import set_process_name
-from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.platform.process_tree import ProcessIdentity, set_process_name
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.allocation_watch import AllocationWatch
-from hpcray.ray_start.bell import Bell
 from hpcray.ray_start.clusters import (
     CLIENT_PORT,
     DASHBOARD_PORT,
@@ -33,7 +31,7 @@ from hpcray.ray_start.clusters import (
     parse_cluster_name,
 )
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
-from hpcray.ray_start.head_search import HeadSearch
+from hpcray.ray_start.head_search import Bell, HeadSearch
 from hpcray.ray_start.keeper import KeeperSignals, default_signals, keep_node
 from hpcray.ray_start.registry import (
     FAILED,

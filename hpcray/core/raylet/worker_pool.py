@@ -13,11 +13,13 @@ from hpcray.common.resources import UNIT
 from hpcray.core.effects import Effect, ForkWorker, KillWorker, Send
 from hpcray.core.raylet.lease_requests import WorkerEnv
 from hpcray.core.raylet.local_resources import ResourceAllocation, assigned_devices, needs_setup, strip_devices
-from hpcray.protocol.messages import Exit
+from hpcray.protocol.messages import CONSTRUCTOR_RAISED, USER_EXIT, Exit, out_of_memory
 
 DEFAULT_MAX_WORKERS = 4096
 FORK_RETRY_DELAY = 1.0
 """Seconds after a failed fork in which none is tried."""
+FAILURES_TO_BACK_OFF, MAX_FORK_RETRY_DELAY = 3, 30.0
+"""Starts that fail in the same way one after the other, from which on the delay doubles; its limit in seconds."""
 FORKS_PER_CPU = 2
 MIN_CONCURRENT_FORKS = 8
 """At most this many forks (or `FORKS_PER_CPU` times the CPUs) are under way at once: a burst must not swamp the
@@ -95,6 +97,7 @@ class WorkerPool:
         self._no_fork_until = 0.0
         self._ask_next: list[WorkerProcess] = []
         self.failures: dict[WorkerEnv, int] = {}
+        self._pauses: dict[WorkerEnv, tuple[str, int, float]] = {}
         self.last_failure = ""
 
     def begin_run(self, run: int) -> None:
@@ -118,7 +121,9 @@ class WorkerPool:
 
     def is_full(self, now: float, env: WorkerEnv) -> bool:
         """True if no worker can be had until a process ends (limit reached), or for a moment, as a start has failed."""
-        return not self._idle.get(env) and (now < self._no_fork_until or self.is_at_limit(now, env))
+        if self._idle.get(env):
+            return False
+        return now < self._no_fork_until or self._is_paused(now, env) or self.is_at_limit(now, env)
 
     def is_at_limit(self, now: float, env: WorkerEnv) -> bool:
         """True if no worker can be had until a process ends: there are as many as there may be."""
@@ -222,7 +227,9 @@ class WorkerPool:
             return None
         worker.pid = pid
         self._count_starting(worker.env, -1)
-        self.failures.pop(strip_devices(worker.env), None)
+        if self.failures:
+            self.failures.pop(strip_devices(worker.env), None)
+            self._pauses.pop(strip_devices(worker.env), None)
         return self.release_worker(now, worker)
 
     def remove_worker(self, proc: bytes) -> WorkerProcess | None:
@@ -243,6 +250,7 @@ class WorkerPool:
         requested = strip_devices(env)
         self.failures[requested] = self.failures.get(requested, 0) + 1
         self.last_failure = reason
+        self._back_off(now, requested, reason)
         line = self._waiting.get(env)
         if not line:
             return None
@@ -251,6 +259,22 @@ class WorkerPool:
         if not line:
             del self._waiting[env]
         return allocation
+
+    def _back_off(self, now: float, env: WorkerEnv, reason: str) -> None:
+        """Wait longer and longer with an environment whose workers fail in the same way. Those that were forked at one
+        time fail at one time, and count once."""
+        before, count, until = self._pauses.get(env, ("", 0, 0.0))
+        if reason != before:
+            count, until = 0, 0.0
+        if now >= until:
+            count += 1
+            delay = FORK_RETRY_DELAY * 2.0 ** max(0, count - FAILURES_TO_BACK_OFF + 1)
+            until = now + min(MAX_FORK_RETRY_DELAY, delay)
+        self._pauses[env] = (reason, count, until)
+
+    def _is_paused(self, now: float, env: WorkerEnv) -> bool:
+        """True if starts with this environment have failed so often that none is tried now."""
+        return bool(self._pauses) and now < self._pauses.get(strip_devices(env), ("", 0, 0.0))[2]
 
     def prestart_workers(self) -> list[Effect]:
         """Fork the workers that should be ready before the first request."""
@@ -286,6 +310,8 @@ class WorkerPool:
         leaving = self._counts[LEAVING]
         leavers: Iterator[WorkerProcess] | None = None
         for env, line in self._waiting.items():
+            if self._is_paused(now, env):
+                continue
             need = len(line) - self._starting.get(env, 0)
             while need > 0 and self._starting_beside(env) < self._max_forks:
                 if len(self.workers) >= self.limit:
@@ -464,3 +490,55 @@ class WorkerPool:
         self._counts[worker.state] -= 1
         self._counts[state] += 1
         worker.state = state
+
+
+# ------------------------------------------------------------ ended workers
+# The workers of one node that have ended, and how, in Ray's words.
+
+
+ENDED_KEPT = 1000
+SYSTEM_ERROR, NODE_OUT_OF_MEMORY, USER_ERROR = "SYSTEM_ERROR", "NODE_OUT_OF_MEMORY", "USER_ERROR"
+INTENDED_USER_EXIT, INTENDED_SYSTEM_EXIT = "INTENDED_USER_EXIT", "INTENDED_SYSTEM_EXIT"
+
+
+class EndedWorkers:
+    """The last `ENDED_KEPT` of them."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_KEPT)
+
+    def add(self, now: float, worker: WorkerProcess, reason: str) -> None:
+        """Keep a worker that has died, as it was; `reason` says how its process ended."""
+        kind, detail = exit_of(worker, reason)
+        spec = worker.allocation.actor_spec if worker.allocation is not None else None
+        actor = spec.actor if spec is not None else b""
+        row = {"proc": worker.proc, "pid": worker.pid, "actor": actor, "exit_type": kind, "exit_detail": detail}
+        self._rows.append((now, row))
+
+    def rows(self, now: float) -> list[dict[str, Any]]:
+        """Return one row for each, the earliest first. seconds: since its end."""
+        return [{**row, "seconds": now - at} for at, row in self._rows]
+
+
+def exit_of(worker: WorkerProcess, reason: str) -> tuple[str, str]:
+    """Return Ray's type of a worker's exit, and what is known of it.
+
+    Args:
+        worker: as it was when it died.
+        reason: how its process ended: an exit code, a signal, or why it was killed.
+    """
+    allocation = worker.allocation
+    why = (allocation.exit_reason or allocation.kill_reason) if allocation is not None else ""
+    if USER_EXIT in why:
+        return INTENDED_USER_EXIT, why
+    if CONSTRUCTOR_RAISED in why:
+        return USER_ERROR, why
+    if out_of_memory(why) or out_of_memory(reason):
+        return NODE_OUT_OF_MEMORY, why or reason
+    if why:
+        return INTENDED_SYSTEM_EXIT, f"Worker exits because {why}"
+    if reason == "exit code 0":
+        if worker.state == BUSY:
+            return INTENDED_USER_EXIT, f"{USER_EXIT} Its last call is over (max_calls), or raised SystemExit(0)."
+        return INTENDED_SYSTEM_EXIT, "Worker exits because it was idle for a long time."
+    return SYSTEM_ERROR, f"Worker exits unexpectedly: {reason}"

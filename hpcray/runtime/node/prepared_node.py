@@ -24,7 +24,7 @@ from hpcray.platform.fork_server import ForkServerClient, start_fork_server
 from hpcray.platform.gpu_visibility import node_gpus
 from hpcray.platform.numa_binding import RankPlan
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.process_control import become_subreaper
+from hpcray.platform.process_tree import become_subreaper
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.platform.sockets import NODE_ADDRESS
 from hpcray.platform.spill_files import spill_directory
@@ -48,7 +48,7 @@ class PreparedNode:
 
     Attributes:
         options, config, launch: as given. run: what the batch system says. bound: where its processes may run.
-        gpus, accelerators: ids of what this node offers. exit_file: see `write_exit_code`; "" for none.
+        gpus, accelerators: ids of what this node offers. exit_file: see `write_exit_report`; "" for none.
         token: that of the running job it joins. moved: the directories of which this node uses copies.
     """
 

@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcray.common.ids import raylet_of
-from hpcray.common.log_names import (
+from hpcray.common.job_names import (
     FIRST_JOB,
     LOG_PREFIX_ACTOR_NAME,
     LOG_PREFIX_TASK_ID,
@@ -28,12 +28,14 @@ from hpcray.common.log_names import (
     worker_log_name,
 )
 from hpcray.common.terminal_text import plain
-from hpcray.platform.log_format import rotation_limits
+from hpcray.platform.log_format import configure_loggers, rotation_limits
 from hpcray.platform.private_files import append_private_file
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import async_task
-from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.worker.task_executor import TaskExecutor
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+
+if TYPE_CHECKING:  # programs configure their log lines, and execute nothing
+    from hpcray.runtime.worker.task_executor import TaskExecutor
 
 _PARTS_KEPT = 5000
 _NO_RUN = b"", 0.0
@@ -144,9 +146,12 @@ class WorkerLogFile(io.RawIOBase):
 
     def _write(self, text: bytes) -> None:
         """Write all of it, or count the lines that are lost: a full disk is no reason to fail the task."""
-        if self._problem and not self._recovers():
-            self._lost += text.count(b"\n")
-            return
+        if self._problem:
+            if not self._recovers():
+                self._lost += text.count(b"\n")
+                return
+        elif self._opened and not os.fstat(self._fd).st_nlink:
+            self._begin_again()
         view = memoryview(text)
         while view:
             try:
@@ -180,6 +185,16 @@ class WorkerLogFile(io.RawIOBase):
         self._problem, self._lost, self._named = "", 0, ""
         return True
 
+    def _begin_again(self) -> None:
+        """The file was removed, by a cleaner of temporary files: write to a new one of its name.
+
+        Until the raylet has made the directory again, it reads what is written to the file without a name.
+        """
+        with contextlib.suppress(OSError):
+            self._take(append_private_file(self._path))
+            self._parts.clear()
+            self._run, self._named = _NO_RUN, ""
+
     def say_what_is_lost(self) -> None:
         """Write how many lines are missing, if that can be written by now: this process ends."""
         if self._lost:
@@ -209,6 +224,9 @@ class WorkerLogFile(io.RawIOBase):
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         else:
             self._opened = True
+        self._take(fd)
+
+    def _take(self, fd: int) -> None:
         self._size = os.fstat(fd).st_size
         os.dup2(fd, self._fd)
         os.close(fd)
@@ -227,8 +245,12 @@ class WorkerLogFile(io.RawIOBase):
             self._open()
 
 
-def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
-    """Send what this worker prints, native code included, to its log files."""
+def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> Callable[[], None]:
+    """Send what this worker prints, native code included, to its log files.
+
+    Returns:
+        A function that reports to the raylet that they cannot be written; for when the worker has started.
+    """
     directory = logs_directory(process.session_dir)
     job = process.job.job_id if process.job is not None else FIRST_JOB
     name = worker_log_name(process.me, job, os.getpid())
@@ -245,10 +267,18 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
             name += f"{LOG_PREFIX_TASK_ID}{task.task.hex()}\n"
         return name, run
 
+    early: list[str] = []
+    started = False
+
     def complain(problem: str) -> None:
         where = os.path.realpath(directory)  # where the files stay, if they do
         text = f"what workers print cannot be written in {where}, and is lost: {problem}"
+        if started:
+            tell(text)
+        else:
+            early.append(text)
 
+    def tell(text: str) -> None:
         def send() -> None:
             with process.engine.lock:
                 process.engine.send(raylet_of(process.node), m.OutputLost(text))
@@ -257,12 +287,19 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
         # This thread may hold the lock.
         threading.Thread(target=send, name="hpcray-output-lost", daemon=True).start()
 
+    def tell_early() -> None:
+        nonlocal started
+        started = True
+        for text in early[:1]:
+            tell(text)
+
     sys.stdout.flush()
     sys.stderr.flush()
     for suffix, file in _FILES.items():
         file.open(f"{path}.{suffix}", speaker, _FILES["err" if suffix == "out" else "out"], complain)
     sys.stdout, sys.stderr = _STREAMS
     worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": _FILES[suffix].parts(task)}
+    return tell_early
 
 
 def finish_output() -> None:
@@ -282,3 +319,36 @@ def _text(file: WorkerLogFile) -> io.TextIOWrapper:
 # Made when this module is imported, in the template process: a forked worker only opens the files.
 _FILES = {"out": WorkerLogFile(1), "err": WorkerLogFile(2)}
 _STREAMS = _text(_FILES["out"]), _text(_FILES["err"])
+
+
+# ------------------------------------------------------------ log context
+# The context of log lines: the job, process, node, task and actor that they come from.
+
+
+def log_context() -> dict[str, Any]:
+    """Return the job, process and node, and the task and actor where there is one, of this line; {} outside a job."""
+    process = None if current.postponed else current.process
+    if process is None:
+        return {}
+    known: dict[str, Any] = {
+        "job_id": process.job.job_id if process.job is not None else "",
+        "worker_id": process.me.hex(),
+        "node_id": process.node_id,
+    }
+    worker = current.worker
+    if worker is None:
+        return known
+    if worker.actor is not None:
+        known["actor_id"] = worker.actor.spec.actor.hex()
+    running = async_task.get() or process.local.task
+    if running is not None:
+        known["task_id"] = running.task.hex()
+        known["task_name"], known["task_func_name"] = worker.names_of(running)
+    if worker.actor is not None:
+        known["actor_name"] = worker.actor.spec.name
+    return known
+
+
+def log_as(config: Mapping[str, Any]) -> None:
+    """Apply the fields of a `LoggingConfig` to this process."""
+    configure_loggers(config["encoding"], config["log_level"], config["additional_log_standard_attrs"], log_context)
