@@ -89,6 +89,7 @@ REMOVED_SETTINGS = {
 }
 """Settings of earlier versions, and what to do instead."""
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
+_TAKEN_CODES, _LAST_CODE = (0, 1, 2, 75, 124), 125
 _MIN_CHUNK = 64 << 10  # bytes
 # Ray's settings, read from RAY_<name> and from init(_system_config=): our field, and how many of Ray's units are one of
 # ours. All others of Ray's are internals of its processes.
@@ -322,7 +323,7 @@ class Config:
     history_dir: str = ""
     history_size: Bytes = 256 << 20
     end_hangs: Seconds = 0.0
-    hang_exit_code: Annotated[int, msgspec.Meta(ge=3, le=125)] = 79
+    hang_exit_code: Count = 79
     metrics_export: str = ""
     trace: str = ""
 
@@ -352,7 +353,7 @@ class Config:
         overrides = {field: value for field, value in given.items() if value is not None}
         sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
         values = {**convert(cls, texts, sources, strict=False), **convert(cls, overrides, {}, strict=True)}
-        return _check_trace(_check_heartbeats(cls(**values)))
+        return _check_trace(_check_hang_exit_code(_check_heartbeats(cls(**values))))
 
     @staticmethod
     def from_system_config(ray_settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -464,6 +465,17 @@ def _check_heartbeats(config: Config) -> Config:
     return config
 
 
+def _check_hang_exit_code(config: Config) -> Config:
+    """Refuse codes that mean something else to shells, to `timeout`, or to hpcray itself."""
+    code = config.hang_exit_code
+    if code in _TAKEN_CODES or code > _LAST_CODE:
+        raise ValueError(
+            f"hang_exit_code={code} has another meaning: it may be none of {', '.join(map(str, _TAKEN_CODES))}, and no "
+            f"more than {_LAST_CODE}; hint: HPCRAY_HANG_EXIT_CODE=79"
+        )
+    return config
+
+
 def _check_trace(config: Config) -> Config:
     """Refuse a destination of spans that is no directory of files."""
     if config.trace and config.trace.removeprefix(OTLP_FILE) in ("", config.trace):
@@ -509,6 +521,10 @@ class LaunchConfig:
             those of the rank's NUMA node, or those that UCX chooses.
         ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`, and `ray start
             --head` beside its node.
+        attach_wait: seconds for which a job keeps what a driver outside of it owns while the line to it is broken.
+        attach_command: hpcray's command on the login node that `init("ssh://HOST/JOBID")` goes through; "": `hpcray` on
+            a login shell's PATH.
+        attach_dir: directory of this host for the objects that such a driver reads and writes; "": the temporary one.
     """
 
     launcher: LauncherName = "auto"
@@ -525,6 +541,9 @@ class LaunchConfig:
     join_wait: float = 30.0
     safe_directories: str = ""
     network_devices: str = ""
+    attach_wait: float = 300.0
+    attach_command: str = ""
+    attach_dir: str = ""
     ray_api: bool = False
 
     @classmethod

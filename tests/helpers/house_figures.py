@@ -9,6 +9,7 @@ from __future__ import annotations
 
 STRINGS = {
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
+    "hpcray.attach.starter -> hpcray.cli.attach": "lasting: code of another process, on a node of the job",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
@@ -120,42 +121,43 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3122,
+    "api": 3137,
+    "attach": 1401,
     "autoscaler": 856,
-    "cli": 3542,
-    "common": 1508,
+    "cli": 3767,
+    "common": 1517,
     "compat": 3062,
     "core": 12572,
     "dashboard": 1674,
-    "diagnostics": 2575,
+    "diagnostics": 2826,
     "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
-    "hangs": 596,
+    "hangs": 1114,
     "history": 1447,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39119,
+    "kernel": 39088,
     "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5495,
+    "platform": 5415,
     "processes": 444,
     "progress_bars": 216,
-    "protocol": 1491,
-    "ray_api": 493,
-    "ray_start": 1656,
+    "protocol": 1494,
+    "ray_api": 484,
+    "ray_start": 1790,
     "runtime": 13077,
     "runtime_env": 1131,
     "state": 3888,
     "tensors": 3321,
-    "top": 767,
+    "top": 771,
     "transport": 1874,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 458,
+    "whole": 472,
 }
 """Files of the package, those of compat/standin left out."""
