@@ -106,7 +106,6 @@ SHORT_WITH_REASON = {
     "actor.py": "Ray's `ray.actor`",
     "cluster.py": "a lazy table of public names",
     "common/keyed_hash.py": "one way round OpenSSL, which is imported by the cores and the wires",
-    "common/ray_version.py": "the one place that says which Ray is meant, imported by nearly every room",
     "exceptions.py": "Ray's `ray.exceptions`",
     "job_submission/__main__.py": "a program: `python -m` finds it by this name",
     "util/placement_group.py": "Ray's `ray.util.placement_group`",
@@ -121,15 +120,15 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3137,
+    "api": 3172,
     "attach": 1401,
     "autoscaler": 856,
     "cli": 3767,
-    "common": 1517,
-    "compat": 3062,
+    "common": 1541,
+    "compat": 3179,
     "core": 12572,
     "dashboard": 1674,
-    "diagnostics": 2826,
+    "diagnostics": 2827,
     "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
@@ -137,27 +136,27 @@ LINES_OF_CODE = {
     "history": 1447,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39088,
+    "kernel": 39388,
     "launch": 1016,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5415,
-    "processes": 444,
+    "platform": 5666,
+    "processes": 486,
     "progress_bars": 216,
     "protocol": 1494,
     "ray_api": 484,
-    "ray_start": 1790,
-    "runtime": 13077,
-    "runtime_env": 1131,
+    "ray_start": 1813,
+    "runtime": 13076,
+    "runtime_env": 1137,
     "state": 3888,
     "tensors": 3321,
-    "top": 771,
+    "top": 773,
     "transport": 1874,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 472,
+    "whole": 475,
 }
 """Files of the package, those of compat/standin left out."""
