@@ -22,7 +22,7 @@ from hpcray.cli.attach import attach, bridge
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
 from hpcray.cli.durable import durable
-from hpcray.cli.history import remove_history, report
+from hpcray.cli.history import ended_job, print_logs, remove_history, report
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
 from hpcray.cli.job_option import (
@@ -270,6 +270,9 @@ def logs(
     With JOB, the id or name of a submitted job: its standard output and, on standard error, its standard error; also
     after its end. Exit code: 1 where there is no such job. Ctrl-C ends the command, not the job.
     """
+    if job_id is None and (history := ended_job(address)):
+        print_logs(history, pattern)
+        return
     if job_id is None:
         print_worker_lines(address, follow, task, actor, nodes, pattern)
         return

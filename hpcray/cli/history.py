@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import click
 from hpcray.cli.job_option import job_option
 from hpcray.common.figures import quantile
 from hpcray.common.terminal_text import plain, plain_line
+from hpcray.core.object_store.allocator import format_size
 from hpcray.history.job_history import JobHistory, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.runs import Run, find_runs, history_root
@@ -64,9 +66,8 @@ def _heading(history: JobHistory) -> str:
     name = run.name if run.job == run.name else f"{run.job} (run {run.name})"
     if result.state == COMPLETED:
         return f"hpcray: job {name} has ended; as of {clock(history.last)}"
-    heard = max((process.running.at for process in history.processes.values() if process.running), default=history.last)
-    before = history.last - heard
-    return f"hpcray: job {name}; as of {clock(heard)}, {before:.0f} s before the last sign of life"
+    before = max(0.0, history.run.changed - history.last)
+    return f"hpcray: job {name}; as of {clock(history.last)}, {before:.0f} s before the last sign of life"
 
 
 def _print_json(value: Any) -> None:
@@ -299,6 +300,82 @@ def print_timeline(history: JobHistory, file: str) -> None:
     Path(file).write_text(json.dumps(rows))
     click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
     _complain(history)
+
+
+# ---------------------------------------------------------------- status, top, memory, stack, logs
+
+
+def print_status(history: JobHistory, as_json: bool) -> None:
+    """How the job has ended, its nodes, and what its functions have run."""
+    result = outcome(history, ask_slurm(history))
+    if as_json:
+        functions = {
+            name: {"ended": row[0], "failed": row[1], "seconds": row[2] / 1e6, "median": quantile(row[3], 0.5)}
+            for name, row in history.functions().items()
+        }
+        known = {"job": history.run.job, "run": history.run.name, "state": result.state, "cause": result.cause}
+        times = {"started": history.started, "last": history.last}
+        _print_json({**known, **times, "nodes": _rows_of(history, "nodes"), "functions": functions})
+        return
+    print_text(f"job {history.run.job}: {result.state}: {result.cause}")
+    nodes = _rows_of(history, "nodes")
+    print_table(list(nodes[0]), [[_cell(name, row[name]) for name in row] for row in nodes])
+    summary = {name: {"state_counts": states} for name, states in history.task_summary().items()}
+    _print_functions(history, summary)
+    _complain(history)
+
+
+def print_memory(history: JobHistory, as_json: bool) -> None:
+    """The most memory that each node was seen to use, and how full its store was at most and in the end."""
+    rows: list[Row] = []
+    for number, node in sorted(history.nodes.items()):
+        if not node.figures:
+            continue
+        most = max(node.figures, key=lambda item: item[1]["memory"]["used"])
+        stores = [row["store"] for _, row in node.figures]
+        rows.append({
+            "node": number, "host": node.began.host if node.began else "", "most_memory": most[1]["memory"]["used"],
+            "at": clock(most[0]), "limit": most[1]["memory"]["limit"], "store_most": max(s["used"] for s in stores),
+            "store_last": stores[-1]["used"], "store_size": stores[-1]["capacity"],
+            "on_disk_most": max(s["on_disk"] for s in stores),
+        })  # fmt: skip
+    if as_json:
+        _print_json(rows)
+    else:
+        sizes = ("most_memory", "limit", "store_most", "store_last", "store_size", "on_disk_most")
+        cells = [[format_size(row[name]) if name in sizes else row[name] for name in row] for row in rows]
+        print_table(list(rows[0]) if rows else ["node"], cells)
+    _complain(history)
+
+
+def print_running(history: JobHistory, as_json: bool) -> None:
+    """The tasks that ran when the processes were heard of last; a history has no stacks."""
+    rows = [row for row in _rows_of(history, "tasks") if row["state"] == "RUNNING"]
+    if as_json:
+        _print_json(rows)
+        return
+    click.echo("a history has no stacks; when the processes were heard of last, these tasks ran:")
+    names = ("task_id", "name", "start", "node", "pid")
+    print_table(names, [[_cell(name, row[name]) for name in names] for row in rows])
+
+
+def print_logs(history: JobHistory, pattern: str) -> None:
+    """The log files that stay, one after the other, as far as they are visible here."""
+    folders = history.files()
+    if not folders:
+        raise click.ClickException(
+            f"job {history.run.job} kept no log files of its workers: they went with the job; hint: HPCRAY_LOG_DIR"
+        )
+    wanted = re.compile(pattern)
+    for folder in folders:
+        files = sorted(Path(folder).glob("*.out")) + sorted(Path(folder).glob("*.err"))
+        if not files:
+            click.echo(plain_line(f"{folder}: no log files are visible here"), err=True)
+        for path in files:
+            lines = [line for line in path.read_text(errors="replace").splitlines() if wanted.search(line)]
+            if lines:
+                click.echo(click.style(plain_line(f"{path}:"), fg="cyan"))
+                click.echo(plain("\n".join(lines), lines=True))
 
 
 # ---------------------------------------------------------------- commands of their own

@@ -17,7 +17,16 @@ from typing import Any
 import click
 
 from hpcray.api import runtime_context
-from hpcray.cli.history import ended_job, print_list, print_summary, print_timeline, print_why
+from hpcray.cli.history import (
+    ended_job,
+    print_list,
+    print_memory,
+    print_running,
+    print_status,
+    print_summary,
+    print_timeline,
+    print_why,
+)
 from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.cli.top_cells import headline
 from hpcray.common.terminal_text import plain, plain_line
@@ -75,7 +84,13 @@ def _print_lines(lines: Iterable[str]) -> None:
 @job_option
 @click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
 def status(address: str, as_json: bool) -> None:
-    """Show a running job: nodes with used and total resources, waiting work, placement groups, actors that died."""
+    """Show a running job: nodes with used and total resources, waiting work, placement groups, actors that died.
+
+    Of a job that has ended: how, its nodes, and what has run.
+    """
+    if history := ended_job(address):
+        print_status(history, as_json)
+        return
     with job(address) as process:
         nodes, total = runtime_context.nodes(), runtime_context.cluster_resources()
         free, now = runtime_context.available_resources(), process.gcs.call("status")
@@ -161,6 +176,9 @@ def memory(address: str, limit: int, timeout: float, seconds: float | None, as_j
 
     With HPCRAY_RECORD_REF_CREATION_SITES=1 at the start of the job also where each ref was created.
     """
+    if history := ended_job(address):
+        print_memory(history, as_json)
+        return
     if seconds is not None:
         _show_growth(address, seconds, limit, timeout, as_json)
         return
@@ -249,8 +267,12 @@ def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None
     """Show the stacks of all threads of every process of a running job, and of the coroutines of async actors, with the
     task or call that each runs.
 
-    For a process that does not answer in time: its state and wait channel, from the kernel.
+    For a process that does not answer in time: its state and wait channel, from the kernel. Of a job that has ended:
+    what ran when it was heard of last.
     """
+    if history := ended_job(address):
+        print_running(history, as_json)
+        return
     with job(address) as process:
         rows = stacks(ClusterQuery(process, timeout))
     if as_json:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from hpcray.cli import top_cells
+from hpcray.cli.history import ended_job, print_status
 from hpcray.cli.job_option import job, job_option
 from hpcray.common.terminal_text import plain
 from hpcray.state.job_view import LiveJob
@@ -33,6 +34,9 @@ def top(address: str, interval: float, once: bool, as_json: bool) -> None:
 
     Exit code: 0, also where the job has ended; 1 where there is no job; 143 after SIGTERM.
     """
+    if history := ended_job(address):
+        print_status(history, as_json)
+        return
     with job(address) as process:
         source = LiveJob(process)
         if once or as_json or not sys.stdout.isatty():

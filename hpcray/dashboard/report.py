@@ -52,13 +52,17 @@ h1 { font-size: 22px; } h2 { margin-top: 22px; }
 .cause { font-size: 16px; margin: 6px 0 12px; overflow-wrap: anywhere; }
 .why { margin: 0; padding-left: 0; list-style: none; overflow-wrap: anywhere; }
 .why li { margin: 2px 0; white-space: pre-wrap; }
-.advice li { margin: 4px 0; }
+.advice li { margin: 4px 0; } .cards { margin-top: 12px; }
+.cards { grid-template-columns: repeat(auto-fill, minmax(240px, 1fr)); }
 svg { display: block; width: 100%; height: auto; } svg text { font: 11px system-ui, sans-serif; fill: var(--dim); }
 td { white-space: normal; overflow-wrap: anywhere; } td.right, th.right { white-space: nowrap; }
 details > summary { cursor: pointer; color: var(--accent); }
 footer { margin-top: 28px; color: var(--dim); font-size: 12px; }
 @media print {
-  :root { --back: #fff; --card: #fff; --text: #000; --dim: #444; --line: #bbb; }
+  :root, :root:not([data-theme="light"]) {
+    color-scheme: light; --back: #fff; --card: #fff; --text: #000; --dim: #444; --line: #bbb; --bar: #7db3ee;
+    --accent: #0b63c5; --good: #1a7f4b; --warn: #9a5b00; --bad: #c02636;
+  }
   body { padding: 0; max-width: none; } .card, .table, pre { break-inside: avoid; } pre { max-height: none; }
 }
 """
@@ -259,27 +263,28 @@ class _Report:
             running.setdefault((process.node, process.pid), []).append(
                 {"name": name, "seconds": max(0.0, history.last - since)}
             )
+        shown = set(sorted({*rows_of, *running})[:_MOST_WORKERS])
         actors = {row.get("pid"): row.get("class_name", "") for row in history.actors.values()}
-        for node, pid in sorted({*rows_of, *running}):
+        for node, pid in sorted(shown):
             answer = {
                 "pid": pid, "offset": 0.0, "now": history.last, "full": False, "ended": rows_of.get((node, pid), ()),
                 "running": running.get((node, pid), ()),
             }  # fmt: skip
             kept.add(b"%d %d" % (node, pid), node, actors.get(pid, ""), answer)
-        count = min(len({*rows_of, *running}), _MOST_WORKERS)
+        count, processes = len(shown), len({*rows_of, *running})
         if not count:
             return ""
         width = max(100, min(_WIDTH - _GUTTER, _MOST_PIECES // count))
         nodes = sorted({node for node, _ in (*rows_of, *running)})
         view = kept.view(nodes, history.started, max(history.last, history.started + 0.01), width, 0, _MOST_WORKERS)
-        note = f"{view['total']} processes, the first {count} are shown. " if view["total"] > count else ""
+        note = f"{processes} processes, the first {count} are shown. " if processes > count else ""
         if history.seen > len(history.tasks):
             note += (
                 f"{len(history.tasks):,} of {history.seen:,} tasks are shown: gaps may be tasks that were not noted. "
             )
         return (
             f'<h2>Tasks over time</h2><div class="card">{self._lanes(view)}{self._legend(view["names"])}'
-            f'<p class="note">{self._e(note)}Grey rectangles with a red edge have failures.</p></div>'
+            f'<p class="note">{self._e(note)}A red edge: failures.</p></div>'
         )
 
     def _lanes(self, view: dict[str, Any]) -> str:

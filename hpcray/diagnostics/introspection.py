@@ -38,6 +38,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
 # The tasks and calls of one process by function: those that have run here, that run, and that it waits for.
 
 
+_COUNTED = itemgetter(1, 3, 4)
 _MOST_COUNTED = 2000
 """Queued tasks of one scheduling class that are looked at; their names stand for those of all."""
 _MOST_SEARCHED = 20_000
@@ -88,7 +90,7 @@ class TaskFigures:
     def __init__(self, process: CoreWorker) -> None:
         self._process = process
         self._functions: dict[str, FunctionRow] = {}
-        self._last: Any = None
+        self._last = 0.0
         self._partial = False
 
     def answer(self, running: list[dict[str, Any]]) -> dict[str, Any]:
@@ -116,27 +118,24 @@ class TaskFigures:
     def _count_ended(self) -> None:
         worker = current.worker
         record = worker.replies.record if worker is not None else None
-        ended = record.dump() if record is not None else []
-        new: list[tuple[Any, ...]] = []
-        for row in reversed(ended):
-            if row is self._last:
-                break
-            new.append(row)
-        else:
-            self._partial = self._partial or (record is not None and record.full)
+        if record is None:
+            return
+        new, overflowed = record.since(self._last), record.overflowed
         if not new:
             return
-        self._last = new[0]
+        self._partial = self._partial or (overflowed and record.first > self._last)
+        self._last = new[-1][2]
+        record.trim()
         found: dict[str, FunctionRow] = {}
-        for _, name, _, us, failed in new:
+        for (name, us, failed), count in Counter(map(_COUNTED, new)).items():
             row = found.get(name)
             if row is None:
                 row = found[name] = [0, 0, 0, {}]
-            row[0] += 1
-            row[1] += failed
-            row[2] += us
+            row[0] += count
+            row[1] += count * failed
+            row[2] += count * us
             bucket = bucket_of(us)
-            row[3][bucket] = row[3].get(bucket, 0) + 1
+            row[3][bucket] = row[3].get(bucket, 0) + count
         add_functions(self._functions, found)
 
     def _queued(self) -> dict[str, int]:

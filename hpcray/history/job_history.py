@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from hpcray.common.figures import FunctionRow, add_counts, add_functions
 from hpcray.history.block_file import Damage, blocks
 from hpcray.history.records import (
     Began,
     ClusterState,
+    CoreTime,
     Ended,
     Figures,
     Functions,
@@ -36,8 +37,7 @@ _MOST_ERRORS = 10_000
 _DRIVER, _WORKER = "driver", "worker"
 
 
-@dataclass(frozen=True)
-class TaskRow:
+class TaskRow(NamedTuple):
     """A task or call that has ended. start and end: Unix times by its node's clock."""
 
     id: bytes
@@ -114,7 +114,8 @@ class JobHistory:
         run: where it is. nodes: by number. processes: by proc id. tasks: rows in the order of their ends, as far as
             they were noted; seen: how many have ended in all. errors: of failed tasks. actors, groups: by id, as the
             head had them last. reasons, lines: (node, record) in the order of time.
-        problems: files that could not be read, with the reason.
+        problems: files that could not be read, with the reason. last: time of the last record: the history is as of
+            then.
     """
 
     def __init__(self, run: Run, whole: bool = True) -> None:
@@ -137,6 +138,7 @@ class JobHistory:
         self.reasons.sort(key=lambda item: item[1].at)
         self.lines.sort(key=lambda item: item[1].at)
         self.tasks.sort(key=lambda row: row.end)
+        self.last = max((node.last for node in self.nodes.values()), default=0.0) or run.changed
 
     # ------------------------------------------------------------ reading
 
@@ -165,7 +167,8 @@ class JobHistory:
                 node.began = node.began or record
             case Figures():
                 node.figures.append((record.at, record.row))
-                node.account = record.account or node.account
+            case CoreTime():
+                node.account = record.rows
             case Functions():
                 node.functions.update(record.functions)
                 node.partial = node.partial or record.partial
@@ -234,11 +237,6 @@ class JobHistory:
     def started(self) -> float:
         """When the first node took part."""
         return min((node.began.at for node in self.nodes.values() if node.began), default=self.run.changed)
-
-    @property
-    def last(self) -> float:
-        """Time of the last sign of life."""
-        return max((node.last for node in self.nodes.values()), default=0.0) or self.run.changed
 
     @property
     def node_count(self) -> int:

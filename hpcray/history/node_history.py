@@ -19,14 +19,17 @@ import msgspec
 from hpcray.common.exceptions import StartupError
 from hpcray.common.figures import FunctionRow, add_functions
 from hpcray.common.job_names import logs_directory
+from hpcray.common.resources import UNIT
 from hpcray.core.gcs.gcs import RecoveringGcs
 from hpcray.core.raylet.worker_pool import IDLE
 from hpcray.history.block_file import BlockWriter
+from hpcray.history.core_time import CoreTimeAccount
 from hpcray.history.records import (
     Alive,
     Ask,
     Began,
     ClusterState,
+    CoreTime,
     Ended,
     Figures,
     Functions,
@@ -49,10 +52,12 @@ from hpcray.runtime.raylet.raylet import Raylet
 PERIOD = 1.0
 """Seconds between two questions to a process that works."""
 _LONGEST_PERIOD = 4.0  # seconds between two questions to a process that does nothing
-_FULL_RING = 0.25  # the share of a process's ring of ended tasks beyond which it is asked sooner
+_FULL_RING = 0.35  # the share of a process's room for ended tasks beyond which it is asked sooner
+_ROOM = 10  # times as many as are remembered (`hpcray.runtime.worker.replies`)
 _SHORTEST_PERIOD = 0.1
 _FIRST_LOOK = 0.3  # seconds after the start
 _FIGURES_PERIOD = 2.0  # seconds between two looks at the node's resources
+_ACCOUNT_PERIOD = 3.0  # seconds between two records of the account of core time, while something is reserved
 _CLUSTER_SHARE = 0.005  # of the head's time that it may spend on rows of actors and groups
 _ALIVE_PERIOD = 30.0  # seconds without anything new after which the head says that it lives
 _SLACK = 0.25  # seconds by which a look may be late, to share a wake-up
@@ -86,6 +91,7 @@ class NodeHistory(NodeExtension):
         self._written_at = 0.0
         self._due: dict[bytes, tuple[float, float]] = {}  # process: time of the next question, and what lies between
         self._tick_at = float("inf")
+        self._said_idle: set[bytes] = set()
         self._functions = _FunctionTotals()
         self._figures_at = self._cluster_at = 0.0
         self._shown: tuple[Any, ...] = ()
@@ -93,6 +99,9 @@ class NodeHistory(NodeExtension):
         self._nodes: list[dict[str, Any]] = []
         self._gone: dict[bytes, Process] = {}
         self._place = _Place(raylet)
+        self._account: CoreTimeAccount | None = None
+        self._account_at = 0.0
+        self._waiting = False
 
     @classmethod
     def of_job(cls, raylet: Raylet) -> NodeHistory | None:
@@ -111,7 +120,8 @@ class NodeHistory(NodeExtension):
         self._place.open_at(context.config.history_dir, began.job, began.run)
         share = context.config.history_size // max(1, context.cluster_size)
         self._writer = BlockWriter(self._place.open_file, max(_LEAST_FILE, share // 2), self._place.look_around)
-        self._written_at = now
+        self._written_at = self._account_at = now
+        self._account = CoreTimeAccount(now, raylet.context.info.total.get("CPU", 0) / UNIT)
         for proc, link in raylet.router.links.items():
             self.process_joined(proc, link.kind, link.pid)
         self._flush()
@@ -126,7 +136,10 @@ class NodeHistory(NodeExtension):
     def process_died(self, proc: bytes, kind: str, reason: str) -> None:
         """A process of this node is gone."""
         self._due.pop(proc, None)
+        self._said_idle.discard(proc)
         self._functions.process_died(proc)
+        if self._account is not None:
+            self._account.process_died(self._loop.now, proc)
         worker = self._raylet.lease_manager.pool.workers.get(proc)
         self._gone[proc] = Process(time.time(), proc, worker.pid if worker is not None else 0, kind, "gone", reason)
         self._schedule(self._loop.now)
@@ -156,6 +169,7 @@ class NodeHistory(NodeExtension):
         if self._writer is not None:
             for proc in self._raylet.router.links:
                 self._ask(proc)
+            self._look_at_cores(self._loop.now, always=True)
             self._look_at_node(self._loop.now, always=True)
             self._look_at_cluster(self._loop.now, always=True)
         self._add(Ended(time.time(), code))
@@ -168,10 +182,14 @@ class NodeHistory(NodeExtension):
         except msgspec.DecodeError:
             return
         self._functions.said(src, report.functions, report.partial)
+        cores, _, actor = self._reservation(src)
+        if self._account is not None:
+            self._account.answered(self._loop.now, src, cores, actor, report.busy, report.cpu)
         self._pending += report.records
+        (self._said_idle.discard if cores or not report.quiet else self._said_idle.add)(src)
         if src in self._due:
             period = self._due[src][1]
-            size = self._raylet.context.config.task_events
+            size = _ROOM * self._raylet.context.config.task_events
             if report.quiet:
                 period = min(_LONGEST_PERIOD, 1.5 * period)
             elif report.seen > _FULL_RING * size:
@@ -183,7 +201,8 @@ class NodeHistory(NodeExtension):
 
     def close(self) -> None:
         """The loop has ended: write what is there."""
-        if self._writer is not None:
+        if self._writer is not None and self._account is not None:
+            self._add(CoreTime(time.time(), self._account.rows(self._loop.now)))
             self._flush()
             self._writer.close(_CLOSING)
 
@@ -193,7 +212,7 @@ class NodeHistory(NodeExtension):
         """Have a look at this time, or earlier."""
         if at < self._tick_at and self._writer is not None and not self._stopping:
             self._tick_at = at
-            self._loop.call_at(at, lambda: self._tick(at), _SLACK)
+            self._loop.call_at(at, lambda: self._tick(at), min(_SLACK, max(0.0, at - self._loop.now) / 4))
 
     def _tick(self, at: float) -> None:
         if at != self._tick_at or self._stopping or self._writer is None:
@@ -205,12 +224,13 @@ class NodeHistory(NodeExtension):
         for proc, (due, period) in self._due.items():
             if due <= now:
                 worker = workers.get(proc)
-                if worker is not None and worker.state == IDLE and period > PERIOD:
-                    self._due[proc] = (now + period, period)  # it runs nothing, and has said all
+                if worker is not None and worker.state == IDLE and proc in self._said_idle:
+                    self._due[proc] = (now + period, period)  # it has said all when it ran nothing
                 else:
                     self._ask(proc)
                     self._due[proc] = (now + period, period)  # where no answer comes
             following = min(following, self._due[proc][0])
+        self._look_at_cores(now)
         self._look_at_node(now)
         self._look_at_cluster(now)
         self._flush()
@@ -226,12 +246,35 @@ class NodeHistory(NodeExtension):
     def _ask(self, proc: bytes) -> None:
         self._raylet.router.send(proc, m.ExtensionMessage(self.name, encode(Ask())))
 
+    def _reservation(self, proc: bytes) -> tuple[float, float, bool]:
+        """Cores that a process has, and that it has lent as it blocks in `get`; whether an actor has them."""
+        worker = self._raylet.lease_manager.pool.workers.get(proc)
+        allocation = worker.allocation if worker is not None else None
+        if allocation is None:
+            return 0.0, 0.0, False
+        cores = sum(units for name, units in allocation.resources.items() if name == "CPU") / UNIT
+        actor = allocation.actor_spec is not None
+        return (0.0, cores, actor) if allocation.cpu_released else (cores, 0.0, actor)
+
+    def _look_at_cores(self, now: float, always: bool = False) -> None:
+        """Go on with the account of core time; write it where something has run."""
+        assert self._account is not None
+        manager = self._raylet.lease_manager
+        reserved = [self._reservation(proc) for proc in manager.pool.workers]
+        used, lent = sum(cores for cores, _, _ in reserved), sum(cores for _, cores, _ in reserved)
+        total = self._raylet.context.info.total.get("CPU", 0) / UNIT
+        self._account.sample(now, total - used, lent, self._waiting)
+        if always or (used and now - self._account_at >= _ACCOUNT_PERIOD):
+            self._account_at = now
+            self._add(CoreTime(time.time(), self._account.rows(now)))
+
     def _look_at_node(self, now: float, always: bool = False) -> None:
         """Note what this node uses, where that has changed."""
         if not always and now - self._figures_at < _FIGURES_PERIOD:
             return
         row = self._raylet.introspection.figures.row()
         seconds, self._figures_at = now - self._figures_at, now
+        self._waiting = bool(row["waiting"])
         job = row["cpu"]["job"]
         before = self._shown[0] if self._shown else job
         steps = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from heapq import nlargest
+from operator import itemgetter
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -25,6 +25,7 @@ _FAILED, _SLOWEST, _OTHERS = 100, 20, 60
 _MOST_ERRORS = 50
 _ERROR_TEXT = 2000  # characters at the beginning and at the end of an error's text
 
+_TIME, _FAILURE = itemgetter(3), itemgetter(4)
 _Row = tuple[bytes, str, float, int, Any]
 
 
@@ -48,19 +49,17 @@ class ProcessHistory(Extension):
 
     def _report(self) -> NewRecords:
         introspect = self.process.diagnostics.introspect
+        ring = current.worker.replies.record if current.worker is not None else None
+        rows = ring.since(self._since) if ring is not None else []  # before they are counted, and forgotten
         said = introspect("figures", ())
         functions = {name: row for name, row in said["functions"].items() if self._counted.get(name) != row[0]}
         self._counted.update((name, row[0]) for name, row in functions.items())
         records: list[msgspec.Raw] = []
-        seen = 0
-        ring = current.worker.replies.record if current.worker is not None else None
-        if ring is not None:
-            rows = ring.dump(since=self._since)
-            errors = self._new_errors(ring.dump_errors())
-            if rows or errors:
-                seen = len(rows)
-                self._since = rows[-1][2] if rows else self._since
-                records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
+        errors = self._new_errors(ring.dump_errors()) if ring is not None else []
+        if rows:
+            self._since = rows[-1][2]
+        if rows or errors:
+            records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
         running = introspect("calls", ())
         waits = len(introspect("waiting", ()))
         shown = (tuple(call["task"] for call in running), said["queued"], waits)
@@ -75,7 +74,10 @@ class ProcessHistory(Extension):
                 waits,
             )
             records.append(msgspec.Raw(encode(now)))
-        return NewRecords(functions, said["partial"], seen, records, not records and not functions)
+        busy = sum(row[2] for row in said["functions"].values()) + sum(said["elapsed"].values())
+        quiet = not records and not functions
+        cpu = time.process_time()
+        return NewRecords(functions, said["partial"], len(rows), records, quiet, busy / 1e6, cpu)
 
     def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:
         new = []
@@ -103,8 +105,10 @@ def sample(rows: list[_Row]) -> list[_Row]:
     """Some of many tasks, in their order: those that failed, the slowest, and every so manieth of the others."""
     if len(rows) <= _ALL:
         return rows
-    chosen = [place for place, row in enumerate(rows) if row[4]][-_FAILED:]
-    chosen += nlargest(_SLOWEST, range(len(rows)), key=lambda place: rows[place][3])
+    chosen = [place for place, row in enumerate(rows) if row[4]][-_FAILED:] if any(map(_FAILURE, rows)) else []
+    times = list(map(_TIME, rows))
+    slow = sorted(times)[-_SLOWEST]
+    chosen += [place for place, us in enumerate(times) if us > slow]
     chosen += range(0, len(rows), -(-len(rows) // _OTHERS))
     return [rows[place] for place in sorted(set(chosen))]
 

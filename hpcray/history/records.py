@@ -50,12 +50,10 @@ class Began(Struct, array_like=True, tag=1):
 
 
 class Figures(Struct, array_like=True, tag=2):
-    """The resources of a node and their use: `NodeFigures.row`. account: seconds of its cores by what they did, since
-    the node's start."""
+    """The resources of a node and their use: `NodeFigures.row`."""
 
     at: float
     row: dict[str, Any]
-    account: dict[str, float] = {}
 
 
 class Functions(Struct, array_like=True, tag=3):
@@ -158,7 +156,16 @@ class Alive(Struct, array_like=True, tag=12):
     at: float
 
 
-Record = Union[Began, Figures, Functions, Tasks, Running, Process, Line, NodeDeath, ClusterState, Reason, Ended, Alive]
+class CoreTime(Struct, array_like=True, tag=13):
+    """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.core_time`)."""
+
+    at: float
+    rows: dict[str, float]
+
+
+Record = Union[
+    Began, Figures, Functions, Tasks, Running, Process, Line, NodeDeath, ClusterState, Reason, Ended, Alive, CoreTime
+]
 
 
 class Ask(Struct, array_like=True, tag=0):
@@ -167,13 +174,16 @@ class Ask(Struct, array_like=True, tag=0):
 
 class NewRecords(Struct, array_like=True, tag=1):
     """p→r, answer to Ask. functions: rows that have changed, since the start of the process. partial: some runs were
-    not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new."""
+    not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new. busy:
+    seconds of tasks and calls since its start, running ones included. cpu: seconds of CPU time since then."""
 
     functions: dict[str, FunctionRow]
     partial: bool
     seen: int
     records: list[msgspec.Raw]
     quiet: bool
+    busy: float
+    cpu: float
 
 
 encode = msgspec.msgpack.Encoder().encode

@@ -165,6 +165,13 @@ class TestKilled:
         assert {row["name"] for row in json.loads((tmp_path / "trace.json").read_text())} >= {"short", "endless"}
         assert f"{tasks[0]['task_id']}: failed at" in hpcray("why", tasks[0]["task_id"], "--job", killed)
 
+    def test_the_other_commands(self, killed: str) -> None:
+        assert "KILLED" in hpcray("status", "--job", killed) and "endless" in hpcray("top", "--job", killed)
+        (node,) = json.loads(hpcray("memory", "--json", "--job", killed))
+        assert 0 < node["most_memory"] < node["limit"]
+        assert hpcray("stack", "--job", killed).count("endless") == 2
+        hpcray("logs", "--job", killed, code=1)
+
     def test_a_damaged_history_is_read_as_far_as_it_goes(self, killed: str, histories: Path) -> None:
         (path,) = histories.rglob("*.blocks")
         whole = path.read_bytes()

@@ -285,7 +285,7 @@ class ClusterMember:
 
     def driver_died(self, reason: str) -> None:
         if self._driver is None:
-            how = "it was killed (SIGKILL, as by the kernel for lack of memory), crashed, or called os._exit"
+            how = "a signal has killed it (SIGTERM, or SIGKILL, as for lack of memory), it crashed, or called os._exit"
             self._raylet.events.explain_end("driver", f"the program's process is gone without a word: {how} ({reason})")
             self.end_job(1)
 

@@ -33,6 +33,8 @@ from hpcray.runtime.core_worker.object_writer import ObjectOccupied
 from hpcray.runtime.worker.context import WorkerContext
 from hpcray.runtime.worker.task_events import TaskEventBuffer
 
+_UNCOUNTED = 9
+"""How many times as many ended tasks as are remembered may await the raylet's next question, which counts them."""
 _FLUSH_US = 1_000
 POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 """Variable, Ray's: with 1 a task that raises an error waits for `hpcray debug`."""
@@ -74,7 +76,8 @@ class Replies:
         self._inline_limit = process.config.inline_limit
         self.since_flush = 0
         size = process.config.task_events
-        self.record = TaskEventBuffer(size) if size else None
+        uncounted = _UNCOUNTED * size if process.config.history else 0
+        self.record = TaskEventBuffer(size, uncounted) if size else None
         self._ended = self.record.add if self.record is not None else None
 
     def reply(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from bisect import bisect_right
 from collections import deque
+from operator import itemgetter
 from typing import Any
 
 MAX_ERROR_TEXT = 10_000
 """Characters of an error's text that are remembered, at most."""
+_END = itemgetter(2)
 _MAX_ERRORS = 1000
 """Errors of failed tasks that a worker remembers, at most."""
 
@@ -18,16 +21,18 @@ class TaskEventBuffer:
 
     Args:
         size: how many are remembered.
+        uncounted: how many more there may be until they are counted (`trim`).
 
     Attributes:
         add: takes one (task id, name, end, microseconds, whether it failed); end by `perf_counter`.
             `explain` says why it failed.
     """
 
-    __slots__ = ("_ended", "_errors", "add")
+    __slots__ = ("_ended", "_errors", "_size", "add")
 
-    def __init__(self, size: int) -> None:
-        self._ended: deque[tuple[Any, ...]] = deque(maxlen=size)
+    def __init__(self, size: int, uncounted: int = 0) -> None:
+        self._size = size
+        self._ended: deque[tuple[Any, ...]] = deque(maxlen=size + uncounted)
         self._errors: deque[tuple[bytes, str, str]] = deque(maxlen=min(size, _MAX_ERRORS))
         self.add = self._ended.append
 
@@ -39,7 +44,28 @@ class TaskEventBuffer:
     @property
     def full(self) -> bool:
         """True if earlier ones may be forgotten."""
+        return len(self._ended) >= self._size
+
+    @property
+    def overflowed(self) -> bool:
+        """True if some may be forgotten that were not counted."""
         return len(self._ended) == self._ended.maxlen
+
+    @property
+    def first(self) -> float:
+        """The end of the earliest one that is there, by `perf_counter`; 0.0 where there is none."""
+        return self._ended[0][2] if self._ended else 0.0
+
+    def since(self, end: float) -> list[tuple[Any, ...]]:
+        """All that are there and have ended later than this, by `perf_counter`, the earliest end first."""
+        rows = list(self._ended)
+        return rows[bisect_right(rows, end, key=_END) :]
+
+    def trim(self) -> None:
+        """Forget those beyond the size: all have been counted."""
+        forget = self._ended.popleft
+        for _ in range(len(self._ended) - self._size):
+            forget()
 
     def dump(self, limit: int = 0, since: float = 0.0) -> list[tuple[Any, ...]]:
         """Return what is remembered, the earliest end first.
@@ -48,12 +74,7 @@ class TaskEventBuffer:
             limit: most rows, the last ones; 0: all.
             since: only those that have ended later, by `perf_counter`.
         """
-        rows = list(self._ended)
-        if since:
-            place = len(rows)
-            while place and rows[place - 1][2] > since:
-                place -= 1
-            rows = rows[place:]
+        rows = (self.since(since) if since else list(self._ended))[-self._size :]
         return rows[-limit:]
 
     def dump_errors(self, limit: int = 0) -> list[tuple[bytes, str, str]]:
