@@ -381,6 +381,10 @@ def _start_driver(
         runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
     for hook in start_hooks:
         hook(process, settings)
+    if process.config.end_hangs:
+        from hpcray.hangs.hang_watch import watch_for_hangs
+
+        watch_for_hangs(process)
 
 
 def _check_settings(settings: Mapping[str, Any]) -> None:

@@ -200,6 +200,9 @@ class Config:
             values; %j in it is the Slurm job's number. "": none is kept.
         log_dir: a directory, %j in it is the Slurm job's number, where the log files of the workers of node 3 are in
             `node-3`, and stay; "": they are in the session directory, and go with it.
+        end_hangs: waits that can never end get a HangError, and a job in which nothing has gone on for this long ends,
+            unless it waits for something outside (`docs/how-to/hangs.md`); 0: neither.
+        hang_exit_code: exit code of a job that ended so. Not one that the site's RequeueExit names.
         metrics_export: "socket": a process of each node serves the node's metrics on `metrics.s` in its session
             directory; a directory: it also writes them there every 15 s, for node_exporter's textfile collector; "":
             only what the program measures is served.
@@ -275,6 +278,8 @@ class Config:
     checkpoint_dir: str = ""
     journal_dir: str = ""
     log_dir: str = ""
+    end_hangs: Seconds = 0.0
+    hang_exit_code: Annotated[int, msgspec.Meta(ge=3, le=125)] = 79
     metrics_export: str = ""
     trace: str = ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from hpcray.common.exception_pickling import reduce_exception
@@ -107,6 +108,25 @@ class RayCgraphCapacityExceeded(RaySystemError):
 
 class RayDirectTransportError(RaySystemError):
     """A direct device-to-device transfer failed."""
+
+
+class HangError(RayError):
+    """A wait that could never end, in a job that runs with the option --end-hangs.
+
+    It is raised in one waiting call, that which has closed a circle of waits, say; the others get it as the error of
+    the task or call that they wait for.
+
+    Attributes:
+        chain: who waits for whom, and where in the source, a line each.
+    """
+
+    def __init__(self, message: str = "These waits can never end.", chain: Iterable[str] = ()) -> None:
+        self.message, self.chain = message, list(chain)
+        super().__init__(message, self.chain)
+
+    def __str__(self) -> str:
+        hint = "hint: docs/how-to/hangs.md; without the option --end-hangs they would have waited for ever"
+        return "\n".join([self.message, *(f"  {line}" for line in self.chain), hint])
 
 
 # ---------------------------------------------------------------- processes and nodes

@@ -27,6 +27,12 @@ def _tensors() -> type[Extension]:
     return DeviceObjects
 
 
+def _hangs() -> type[Extension]:
+    from hpcray.hangs.hang_watch import HangWatch
+
+    return HangWatch
+
+
 def _read_targets() -> type[Extension]:
     from hpcray.tensors.read_targets import ReadTargets
 
@@ -74,6 +80,7 @@ def _ref_html(ref: Any) -> str:
 FEATURES = FeatureTable(
     extensions={
         "graphs": _graphs,
+        "hangs": _hangs,
         "read_targets": _read_targets,
         "registered_memory": _registered_memory,
         "tensors": _tensors,

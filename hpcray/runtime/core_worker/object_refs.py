@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import os
 import pickle
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
 from hpcray.common.late_release import LateRelease, collecting, is_referred
-from hpcray.core.core_worker.object_entry import PENDING, note_site, site_of
+from hpcray.core.core_worker.object_entry import PENDING, ObjectEntry, note_site, site_of
 from hpcray.protocol.serialization import note_ref
 from hpcray.runtime.core_worker.context import current, require_context
 from hpcray.runtime.core_worker.io_engine import released
@@ -243,6 +244,34 @@ class ObjectRef(Generic[T_co]):
         finally:
             withdraw()
         return self
+
+
+def awaited_object(future: Any, entries: Mapping[bytes, ObjectEntry]) -> bytes:
+    """Return the object that a future of `ObjectRef.as_future` waits for; b"" where it is another future.
+
+    Args:
+        entries: of the table (engine's lock held).
+    """
+    if future is None:
+        return b""
+    for object_id, entry in entries.items():
+        for waiter in entry.local_waiters or ():
+            if waiter.callback is not None and any(one is future for one in _futures_of(waiter.callback)):
+                return object_id
+    return b""
+
+
+def _futures_of(call: Any) -> Iterator[Any]:
+    """The futures that a callback of `when_ready_here` settles: they are variables of its functions."""
+    todo, seen = [call], set[int]()
+    while todo:
+        for cell in getattr(todo.pop(), "__closure__", None) or ():
+            with contextlib.suppress(ValueError):  # the cell is empty
+                found = cell.cell_contents
+                if id(found) not in seen:
+                    seen.add(id(found))
+                    todo.append(found)
+                    yield found
 
 
 def arrived_ref(object_id: bytes) -> ObjectRef[Any]:

@@ -1,0 +1,98 @@
+"""Waits of one process as another one gets to know them, and the messages of that."""
+
+from __future__ import annotations
+
+from typing import Union
+
+from msgspec import Struct
+
+
+class WaitLook(Struct, array_like=True):
+    """A `get`, `wait` or `await` that waits.
+
+    Attributes:
+        thread: its thread, or a number of its own for a coroutine. wanted: how many of `objects` it wants. objects:
+            those that are not there. timed: whether it ends at a deadline. call: the task or call that it is part of;
+            b"": the program. place: `file.py:12 in f`. listed: whether `objects` are all of them.
+    """
+
+    thread: int
+    wanted: int
+    objects: list[bytes]
+    timed: bool
+    call: bytes
+    place: str
+    listed: bool = True
+
+
+class CallLook(Struct, array_like=True):
+    """A task or call that runs. thread: as in `WaitLook`, 0: in none that waits."""
+
+    task: bytes
+    name: str
+    seconds: float
+    thread: int
+    place: str = ""
+
+
+class ThreadLook(Struct, array_like=True):
+    """A thread or coroutine of the program that is in no wait of hpcray's. kind, target, switches: see `KernelWait`;
+    `coroutine` for one. what: `input`, `debugger`, `subprocess` or "". place: where it is."""
+
+    kind: str
+    target: str
+    switches: int
+    what: str
+    place: str
+
+
+class ProcessLook(Struct):
+    """One process as it is now.
+
+    Attributes:
+        proc, pid, kind: see `ProcessInfo`. submitted: how many tasks, calls and puts it has made. others: threads that
+            do something else than to wait for objects. slots: calls that may run here at a time; 0: it is not known.
+        actor, actor_class: what it is. holds: the actors that it could call, if it has `others`. driver: whether it is
+            a program.
+    """
+
+    proc: bytes
+    pid: int
+    kind: str
+    driver: bool
+    submitted: int
+    waits: list[WaitLook]
+    calls: list[CallLook]
+    others: list[ThreadLook]
+    slots: int
+    actor: bytes = b""
+    actor_class: str = ""
+    holds: list[bytes] = []
+
+
+class Look(Struct, tag=0):
+    """Look at yourself, and answer with `Looked`."""
+
+    number: int
+
+
+class Looked(Struct, tag=1):
+    """The answer to a `Look` of this number."""
+
+    number: int
+    look: ProcessLook
+
+
+class EndWait(Struct, tag=2):
+    """An object can never be made: those that wait for it get a `HangError`.
+
+    Attributes:
+        chain: of the error. queued: whether the call that was to make it waits in its actor, and must not run later.
+    """
+
+    object: bytes
+    chain: list[str]
+    queued: bool
+
+
+HangMessage = Union[Look, Looked, EndWait]

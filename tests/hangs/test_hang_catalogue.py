@@ -1,0 +1,39 @@
+"""Planted hangs end, named, with the right exit code; healthy programs that look hung do not."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from catalogue import PAGE, page_section, programs, run
+
+SECONDS = 20.0
+PLANTED, HEALTHY = programs("planted"), programs("healthy")
+
+
+def test_the_page_shows_the_catalogue():
+    assert page_section() in PAGE.read_text(), "run python tests/hangs/catalogue.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PLANTED, ids=lambda one: one.name)
+def test_a_planted_hang_ends_and_is_named(program):
+    certain = program.fields["kind"] == "certain"
+    ended = run(program, SECONDS, SECONDS + 60.0)
+    assert ended.after >= 0, f"it still ran:\n{ended.text}"
+    assert ended.code == (1 if certain else 79), ended.text
+    assert ("HangError" in ended.text) == certain, ended.text
+    assert program.fields["names"] in ended.text
+    assert ended.after <= (15.0 if certain else SECONDS + 15.0) + 5.0  # to end a job takes a moment, too
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("program", HEALTHY, ids=lambda one: one.name)
+def test_a_healthy_program_that_looks_hung_is_left_alone(program):
+    left = run(program, SECONDS, 3 * SECONDS + 10.0)
+    assert left.after < 0 or left.code == 0, left.text
+    assert "HangError" not in left.text and "--end-hangs" not in left.text
