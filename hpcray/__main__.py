@@ -84,6 +84,8 @@ def main() -> NoReturn:
             print(f"hpcray: {error}", file=sys.stderr)
     except ValueError as error:
         print(f"hpcray: {error}", file=sys.stderr)
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:

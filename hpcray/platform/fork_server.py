@@ -40,9 +40,9 @@ from hpcray.platform.launcher_environment import LauncherDirectory, strip_launch
 from hpcray.platform.mpi_directory import remove_abandoned
 from hpcray.platform.numa_binding import bind_worker, limit_loaded_libraries_to_one_thread
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.process_control import become_subreaper, die_with_parent, set_process_name
+from hpcray.platform.process_control import TEMPLATE_NAME, become_subreaper, die_with_parent, set_process_name
 from hpcray.platform.process_tree import ProcessIdentity, close_other_fds, kill_descendants
-from hpcray.platform.session_directory import remove_session_directory, share_session_lock
+from hpcray.platform.session_directory import NODE_SESSION, remove_session_directory, share_session_lock
 
 WorkerMain = Callable[[str, int, int], NoReturn]
 PACKET_SIZE = 1 << 18
@@ -100,7 +100,8 @@ class _ForkServer:
         self._raylet_gone = False
         os.setsid()
         become_subreaper()
-        set_process_name("hpcray-template")
+        set_process_name(TEMPLATE_NAME)
+        os.environ[NODE_SESSION] = session_dir
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         for blocked in _BLOCKED_SIGNALS:

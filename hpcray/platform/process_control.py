@@ -5,12 +5,16 @@ Few modules are loaded for it: `hpcray.launch.local_ranks` starts with this one.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+from collections.abc import Iterator
 
 LAUNCHER_NAME = "hpcray-ranks"
 """Name of the process that `hpcray-launch` starts the ranks of one host with."""
+TEMPLATE_NAME = "hpcray-template"
+"""Name of the fork server of a node, which tidies up after its raylet."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
@@ -37,6 +41,18 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def children() -> Iterator[tuple[int, str]]:
+    """The children of this process, adopted ones too, with the names that `ps -o comm` shows."""
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:
+            for pid in map(int, file.read().split()):
+                with (
+                    contextlib.suppress(OSError),
+                    open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as comm,
+                ):
+                    yield pid, comm.read().strip()
 
 
 def _prctl(option: int, value: int | bytes) -> None:

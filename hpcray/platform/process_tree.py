@@ -98,6 +98,19 @@ def kill_descendants(root: int, spared: Collection[int] = ()) -> int:
     return len(found)
 
 
+def end_processes_with(variable: str, texts: Collection[str]) -> None:
+    """SIGKILL the processes of this user that were started with one of these texts in a variable."""
+    wanted = {f"{variable}={text}".encode() for text in texts}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid != os.geteuid():
+                    continue
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if not wanted.isdisjoint(file.read().split(b"\0")):
+                        os.kill(int(name), signal.SIGKILL)
+
+
 def reap_orphans(others: Collection[int]) -> None:
     """Reap dead children that this process adopted as orphans.
 

@@ -16,7 +16,7 @@ from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.process_control import set_process_name
 from hpcray.runtime.node.end_step import reported_by_launcher
-from hpcray.runtime.node.node_signals import ended_by_sigterm, outlive_user_signals
+from hpcray.runtime.node.node_signals import ended_by_sigterm, leaving_at_sigterm, outlive_user_signals
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
 from hpcray.runtime.node.raylet_ready import RayletReady
@@ -51,7 +51,8 @@ def run_node(
     if options.distributed and not options.join:
         _check_driver_rank(options.settings(), launch)
     try:
-        node = PreparedNode.prepare(options, launch, load_worker)
+        with leaving_at_sigterm():
+            node = PreparedNode.prepare(options, launch, load_worker)
     except StartupError as error:
         raise reported_by_launcher(error, launch) from None
     try:
@@ -120,6 +121,8 @@ def main() -> NoReturn:
         report(RayletReady(error=str(error), reported_by_rank0=error.reported_by == "rank0"))
     except ValueError as error:
         report(RayletReady(error=str(error)))
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
     except BaseException:
         report(RayletReady(error=traceback.format_exc()))
         traceback.print_exc()

@@ -1,6 +1,6 @@
 """Any process of a job is killed while the job starts: it ends soon, and nothing of it is left.
 
-    HPCRAY_START_KILLS=300 pytest -m slow tests/process/test_start_kills.py
+    START_KILLS=300 pytest -m slow tests/process/test_start_kills.py
 
 Needs root: each job gets a `/dev/shm` of its own, so that what it leaves there is known to be its.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
-KILLS = int(os.environ.get("HPCRAY_START_KILLS", "12"))
+KILLS = int(os.environ.get("START_KILLS", "12"))
 FIRST, LIMIT = 3.0, 15.0
 """Seconds after the start within which a process is killed, and those that the job then has to end."""
 
@@ -152,7 +152,7 @@ def ends(start: Start) -> list[str]:
 
 
 def test_what_is_left_after_a_kill_while_the_job_starts(tmp_path: Path, keeper: int) -> None:
-    seed = int(os.environ.get("HPCRAY_START_SEED", "0")) or random.randrange(1 << 30)
+    seed = int(os.environ.get("START_SEED", "0")) or random.randrange(1 << 30)
     choose = random.Random(seed)
     problems, slowest = [], 0.0
     for number in range(KILLS):
@@ -170,7 +170,7 @@ def test_what_is_left_after_a_kill_while_the_job_starts(tmp_path: Path, keeper: 
             took = time.monotonic() - killed
             slowest = max(slowest, took)
             how = f"{number}: {ranks} ranks, --driver-rank {driver_rank}, {who} at {when:.2f} s, {took:.1f} s"
-            if os.environ.get("HPCRAY_START_KILLS"):
+            if os.environ.get("START_KILLS"):
                 print(how, "LEFT " + str(left) if left else "", flush=True)
             if left:
                 problems.append(f"{how}: {left}\n{start.said()[-2000:]}")
