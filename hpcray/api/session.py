@@ -415,10 +415,7 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     Raises:
         ConnectionError: there is no session to join. StartupError: a node did not start.
     """
-    from hpcray.ray_start.lookup import find_session  # a room above the kernel
-
-    found = find_session(address, os.environ) if address != "local" else None
-    entry = enter(found or address, _preloading(options))
+    entry = enter(_started_session(address) or address, _preloading(options))
     process = None
     try:
         process = connect(entry.session_dir, entry.kind, ObjectInventory, FEATURES)
@@ -440,6 +437,17 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
     _Session.entry, _Session.printer = entry, printer
     _Session.variables = JobVariables(os.environ, entry.session_dir, entry.for_children)
     return entry, process
+
+
+def _started_session(address: str | None) -> str | None:
+    """The session directory of the node of a cluster of `ray start` that an address means; None: it means none."""
+    from hpcray.ray_start.presence import may_mean_started  # a room above the kernel
+
+    if not may_mean_started(address, os.environ):
+        return None
+    from hpcray.ray_start.lookup import find_session
+
+    return find_session(address, os.environ)
 
 
 def _preloading(options: NodeOptions) -> NodeOptions:

@@ -114,6 +114,8 @@ def _serve_api(stack: contextlib.ExitStack, process: CoreWorker, sock: socket.so
         stack.enter_context(serving(process, sock, place, token.value))
     except (OSError, ValueError) as error:
         raise click.ClickException(f"Ray's API: {error}") from None
+    except ImportError as error:
+        raise click.ClickException(f"Ray's API: {error}; hint: pip install 'hpcray[observe]'") from None
     click.echo(f"Ray's REST API at {place.url(sock)}; for Ray's clients:")
     for name, text in {"RAY_API_SERVER_ADDRESS": place.url(sock), **token.exports()}.items():
         click.echo(f"  export {name}={shlex.quote(text)}")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
+from hpcray import ray_api
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.config_files import launch_config
 from hpcray.ray_start.flags import START_FLAGS, StartFlag
 from hpcray.ray_start.start import Started, StartRequest, start_and_return, start_and_stay, write_failure
 from hpcray.ray_start.stop import GRACE, SeveralAllocationsError, stop_nodes
@@ -86,12 +89,26 @@ def _report(request: StartRequest, started: Started) -> None:
         ]
     else:
         lines += ["To terminate the Ray runtime, run", "  ray stop", ""]
+    if request.head and launch_config(os.environ).ray_api:
+        lines += [*_rest_api(started), ""]
     lines += [f"{note}" for note in started.notes]
     lines += [f"Log: {started.log}"]
     if request.given["block"]:
         lines += ["", "--block", "  This command will now block until the cluster ends, or until a signal ends it."]
     click.echo("\n".join(lines))
     sys.stdout.flush()
+
+
+def _rest_api(started: Started) -> list[str]:
+    """Start Ray's REST API beside a head, as HPCRAY_RAY_API=1 asks for it, and return what it says once it serves."""
+    line = [sys.executable, "-m", ray_api.__name__, started.session_dir, str(started.dashboard_port)]
+    child = subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    assert child.stdout is not None
+    with child.stdout as said:
+        return said.read().splitlines() or [f"no REST API of Ray's: its process has ended ({child.wait()})"]
 
 
 start = _StartCommand(

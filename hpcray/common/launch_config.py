@@ -40,7 +40,8 @@ class LaunchConfig:
             secrets may lie below them. Those of root and the user's own need no mention.
         network_devices: network devices for MPI and UCX, as `UCX_NET_DEVICES`, which comes first where it is set; "":
             those of the rank's NUMA node, or those that UCX chooses.
-        ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`.
+        ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`, and `ray start
+            --head` beside its node.
     """
 
     launcher: LauncherName = "auto"

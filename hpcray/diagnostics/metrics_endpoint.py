@@ -25,6 +25,7 @@ from itertools import accumulate
 from typing import Any
 
 from hpcray.platform.private_files import PrivateDirectory, make_private_directory, open_private_file, read_private_file
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.sockets import connect_private, is_same_user
 
 METRICS_DIRECTORY = "metrics"
@@ -71,7 +72,7 @@ def collect_metrics(session_dir: str) -> list[tuple[str, MetricRow]]:
         if not name.endswith(".json"):
             continue
         content = json.loads(read_private_file(os.path.join(directory, name)))
-        alive = name == _GONE or os.path.exists(f"/proc/{content['pid']}")
+        alive = name == _GONE or ProcessIdentity.of(content["pid"]) is not None
         rows = content["rows"] if alive else [row for row in content["rows"] if row["kind"] != GAUGE]
         found += [(name.removesuffix(".json"), row) for row in rows]
         if not alive:

@@ -189,7 +189,7 @@ _BELIEVED = ".believed"
 
 
 class ExitReport(msgspec.Struct, frozen=True):
-    """What a node writes about the end of the job.
+    """The word of one node on the end of the job.
 
     Attributes:
         node: who writes it. epoch: of the head that it knows: how often the head has moved.

@@ -331,6 +331,16 @@ def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]
     return sorted(found, key=lambda info: (-newest[info.session], info.session, info.node))
 
 
+def has_session_file(name: str, environ: Mapping[str, str]) -> bool:
+    """True if some session directory of this user on this machine, of a live node or a dead one, has a file with a
+    name."""
+    for _, root in _possible_roots(environ):
+        with contextlib.suppress(OSError):
+            if any(os.path.exists(os.path.join(root, session, name)) for session in os.listdir(root)):
+                return True
+    return False
+
+
 def read_session(path: str) -> SessionInfo:
     """The node whose session directory is `path`.
 

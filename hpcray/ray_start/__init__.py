@@ -2,5 +2,5 @@
 `init()` finds such a cluster.
 
 `clusters` and `order` decide, without I/O; `registry` keeps the secrets and the calls of a user in private files;
-`keeper` holds a node; `lookup` is what `init()` asks.
+`presence` is what each `init()` asks first; `keeper` holds a node; `lookup` is what it asks then.
 """

@@ -43,7 +43,7 @@ class KeeperSignals:
     def __enter__(self) -> KeeperSignals:
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in (*_ORDERLY, AT_ONCE, *_IGNORED):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            if not _is_spared(number):
                 self._before[number] = signal.signal(number, _noted)
         return self
 
@@ -59,6 +59,12 @@ class KeeperSignals:
         with contextlib.suppress(BlockingIOError):
             return [number for number in os.read(self.fd, 64) if number not in _IGNORED]
         return []
+
+
+def _is_spared(number: int) -> bool:
+    """True for what nohup, or a shell's `&`, has this process ignore: a hangup and Ctrl-C. A shell ignores SIGQUIT for
+    `&`, too, but `ray stop --force` sends it."""
+    return number in (signal.SIGHUP, signal.SIGINT) and signal.getsignal(number) is signal.SIG_IGN
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
@@ -143,7 +149,7 @@ def default_signals() -> Iterator[None]:
 
     before = {}
     for number in (signal.SIGTERM, signal.SIGHUP, AT_ONCE):
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if not _is_spared(number):
             before[number] = signal.signal(number, leave)
     try:
         yield

@@ -11,10 +11,13 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.ray_start.clusters import Asker, clusters_named
 from hpcray.ray_start.order import Asked, Join, NoStartedCluster, Refuse, Seen, next_step
+from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import Registry, machine_id, nodes_here
 from hpcray.ray_start.surroundings import own_allocation, own_names, resolve
 
 _PAUSE = 0.2
+_UNDER_WAY = 15.0
+"""Seconds in which a command that a script of this allocation is about to run has to say that it runs."""
 _OUTSIDE_WAIT = 3.0
 """Seconds that a named cluster is waited for outside of any allocation."""
 
@@ -40,15 +43,19 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
     if address and scheme in RESOLVERS:
         return RESOLVERS[scheme](address, environ)
     asked = _asked(address, environ)
-    deadline = 0.0
+    deadline = called_by = 0.0
     while True:
         seen = look(asked, environ)
         step = next_step(asked, seen)
         if isinstance(step, Join):
             return step.session_dir
-        if isinstance(step, NoStartedCluster):
-            return None
         now = time.monotonic()
+        if isinstance(step, NoStartedCluster):
+            called_by = called_by or now + _UNDER_WAY
+            if not asked.is_open or not wait or now >= called_by or not is_being_called(environ):
+                return None
+            time.sleep(_PAUSE)
+            continue
         if not deadline:
             limit = launch_config(environ).join_wait
             deadline = now + (limit if seen.asker.allocation or seen.calls else min(limit, _OUTSIDE_WAIT))

@@ -50,6 +50,13 @@ class Asked(Struct, frozen=True, kw_only=True):
             return named
         return parse_cluster_name(self.address) if self.address != AUTO else None
 
+    @property
+    def is_open(self) -> bool:
+        """True if the address names nothing, and whatever is there decides."""
+        if self.address not in (PLAIN, AUTO) or self.name is not None:
+            return False
+        return not self.hpcray_address and not (self.address == AUTO and self.session)
+
 
 class Seen(Struct, frozen=True, kw_only=True):
     """The nodes, clusters and commands that were found.
@@ -109,9 +116,7 @@ def next_step(asked: Asked, seen: Seen) -> Step:
         SeveralClustersError: more than one cluster could be meant.
     """
     name = asked.name
-    if name is None and asked.address not in (PLAIN, AUTO):
-        return NoStartedCluster()
-    if name is None and (asked.hpcray_address or (asked.address == AUTO and asked.session)):
+    if name is None and not asked.is_open:
         return NoStartedCluster()
     if name is not None:
         found = clusters_named(name, [node.cluster for node in seen.nodes], seen.asker)

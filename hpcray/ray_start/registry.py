@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -21,28 +20,17 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.config_files import launch_config
 from hpcray.platform.private_files import CLOSED, PrivateDirectory, read_private_file, write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import live_sessions
 from hpcray.ray_start.clusters import StartedCluster, StartedNode
+from hpcray.ray_start.presence import NODE_FILE, start_directory
 
-_DEFAULT = "~/.hpcray/clusters"
 _HINT = "hint: HPCRAY_START_DIR names another directory, of yours alone, that all nodes see"
 STARTING, UP, FAILED = "starting", "up", "failed"
 _CLUSTER, _CALL = ".cluster", ".call"
-_NODE = "ray_start.json"
 _KEPT = 7 * 86400.0
 """Seconds after which the file of a command that has failed, or was killed, is removed."""
-
-
-def start_directory(environ: Mapping[str, str]) -> str:
-    """The path of the directory."""
-    path = launch_config(environ).start_dir or _DEFAULT
-    if path.startswith("~/") and not environ.get("HOME"):
-        with contextlib.suppress(KeyError):
-            path = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, path[2:])
-    return os.path.abspath(os.path.expanduser(path))
 
 
 def open_start_directory(path: str, make: bool) -> PrivateDirectory:
@@ -184,16 +172,22 @@ class Registry:
         with contextlib.suppress(StartupError, OSError), open_start_directory(self.path, make=False) as place:
             place.remove(name)
 
-    def sweep(self, allocation: str) -> None:
+    def sweep(self, allocation: str, reasons: bool = True) -> None:
         """Remove what killed processes of this host have left. Commands of the allocation that have failed or ended
-        keep their reasons until the allocation has another one on this host."""
+        keep their reasons until the allocation has another one on this host.
+
+        Args:
+            reasons: whether those of commands that have failed go, too.
+        """
         host, now = socket.gethostname(), time.time()
         with contextlib.suppress(StartupError, OSError):
             for _, call in self._files(_CALL, StartCall):
-                over = call.state == FAILED or call.is_gone()
+                gone = call.is_gone()
+                if gone:
+                    self.remove_cluster(call.ident)  # a secret of nothing
+                over = gone or (reasons and call.state == FAILED)
                 mine = call.host == host and (call.allocation == allocation or not call.allocation)
                 if over and (mine or now - call.begun > _KEPT):
-                    self.remove_cluster(call.ident)
                     self.remove_call(call.ident)
 
 
@@ -209,7 +203,7 @@ def machine_id() -> str:
 
 def publish_node(node: StartedNode) -> None:
     """Let programs and commands of this host find a node."""
-    write_private_file(os.path.join(node.session_dir, _NODE), msgspec.json.encode(node))
+    write_private_file(os.path.join(node.session_dir, NODE_FILE), msgspec.json.encode(node))
 
 
 def nodes_here(environ: Mapping[str, str]) -> list[StartedNode]:
@@ -219,6 +213,6 @@ def nodes_here(environ: Mapping[str, str]) -> list[StartedNode]:
 
 def _read_node(session_dir: str) -> StartedNode | None:
     try:
-        return msgspec.json.decode(read_private_file(os.path.join(session_dir, _NODE)), type=StartedNode)
+        return msgspec.json.decode(read_private_file(os.path.join(session_dir, NODE_FILE)), type=StartedNode)
     except (OSError, msgspec.MsgspecError):
         return None

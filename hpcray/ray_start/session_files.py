@@ -111,6 +111,20 @@ class SessionFiles:
                 os.rmdir(self.top)
 
 
+def sweep_files(environ: Mapping[str, str]) -> None:
+    """Remove what killed nodes have left in the default temporary directory."""
+    top, keep = temporary_directory(None, environ)
+    with contextlib.suppress(OSError):
+        if not keep and os.stat(top).st_uid == os.getuid():
+            _sweep(top)
+            latest = os.path.join(top, _LATEST)
+            if not os.path.exists(latest):
+                for path in (latest, os.path.join(top, _CURRENT)):
+                    with contextlib.suppress(FileNotFoundError):
+                        os.unlink(path)
+            os.rmdir(top)
+
+
 def _sweep(top: str) -> None:
     """Remove the directories of nodes whose processes were killed."""
     for name in os.listdir(top):

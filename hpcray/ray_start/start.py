@@ -64,12 +64,16 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
         address: H:P of the cluster.
         ip: of the node.
         log: path of its log.
+        session_dir: its session directory.
+        dashboard_port: the number in `http://H:P`.
         notes: lines about what is odd.
     """
 
     address: str
     ip: str
     log: str
+    session_dir: str
+    dashboard_port: int
     notes: tuple[str, ...] = ()
 
 
@@ -198,7 +202,7 @@ class NodeStart:
             self._files.point_here(cluster.name)
             watch = AllocationWatch(request.allocation) if request.allocation else None
             try:
-                if ready(self._report(cluster, block)):
+                if ready(self._report(cluster, node.session_dir, block)):
                     return keep_node(node, received, self._bell, watch, self._log)
                 return node.leave()
             finally:
@@ -209,7 +213,7 @@ class NodeStart:
                 registry.remove_call(self._call.ident)
                 self._files.close()
 
-    def _report(self, cluster: StartedCluster, block: bool) -> Started:
+    def _report(self, cluster: StartedCluster, session_dir: str, block: bool) -> Started:
         notes = list(self._request.notes)
         if self._files.note:
             notes.append(self._files.note)
@@ -222,7 +226,14 @@ class NodeStart:
         for note in notes:
             self._log(note)
         ip = self._request.node.address or node_ip_address()
-        return Started(address=cluster.name, ip=ip, log=self._files.log, notes=tuple(notes))
+        return Started(
+            address=cluster.name,
+            ip=ip,
+            log=self._files.log,
+            session_dir=session_dir,
+            dashboard_port=cluster.dashboard_port,
+            notes=tuple(notes),
+        )
 
     def _options(self, **more: Any) -> NodeOptions:
         kept = configured_environment(self._request.environ).get("HPCRAY_LOG_DIR")

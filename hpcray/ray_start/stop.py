@@ -8,11 +8,14 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 
+from hpcray.common.exceptions import StartupError
 from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.platform.session_directory import read_session
 from hpcray.ray_start.clusters import StartedNode, nodes_to_stop
 from hpcray.ray_start.keeper import AT_ONCE, STOPPED
-from hpcray.ray_start.registry import nodes_here
+from hpcray.ray_start.registry import Registry, nodes_here
+from hpcray.ray_start.session_files import sweep_files
 from hpcray.ray_start.surroundings import own_allocation
 
 GRACE = 16.0
@@ -49,23 +52,25 @@ def stop_nodes(environ: Mapping[str, str], force: bool, grace: float = GRACE) ->
     if several:
         raise SeveralAllocationsError(several)
     # The head comes last: it ends those that are left.
-    left = [node for node in sorted(nodes, key=lambda node: node.head) if _is_held(node)]
+    left = [node for node in sorted(nodes, key=lambda node: node.head) if _runs(node)]
     for node in left:
         with contextlib.suppress(OSError):
             write_private_file(os.path.join(node.session_dir, STOPPED), b"")
         _signal(node, AT_ONCE if force else signal.SIGTERM)
     _await(left, _FORCED if force else grace)
     for number in (AT_ONCE, signal.SIGKILL):
-        left = [node for node in left if _is_held(node)]
+        left = [node for node in left if _runs(node)]
         for node in left:
             _signal(node, number)
         _await(left, _FORCED)
+    Registry(environ).sweep(own_allocation(environ), reasons=False)
+    sweep_files(environ)
     return len(nodes)
 
 
 def _await(nodes: Sequence[StartedNode], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while any(map(_is_held, nodes)) and time.monotonic() < deadline:
+    while any(map(_runs, nodes)) and time.monotonic() < deadline:
         time.sleep(_CHECK)
 
 
@@ -75,7 +80,22 @@ def _is_held(node: StartedNode) -> bool:
     return found is not None and found.started == node.started
 
 
+def _raylet(node: StartedNode) -> int:
+    """The pid of its raylet, which ends by itself when its keeper was killed; 0 when it has ended."""
+    try:
+        return read_session(node.session_dir).pid
+    except StartupError:
+        return 0
+
+
+def _runs(node: StartedNode) -> bool:
+    return _is_held(node) or bool(_raylet(node))
+
+
 def _signal(node: StartedNode, number: int) -> None:
-    if _is_held(node):
-        with contextlib.suppress(ProcessLookupError):
+    """Send a signal to the keeper; to the raylet where the keeper is gone, or is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        if _is_held(node):
             os.kill(node.keeper, number)
+        elif number != AT_ONCE and (pid := _raylet(node)):
+            os.kill(pid, number)

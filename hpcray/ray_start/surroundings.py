@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from hpcray.platform.allocation import expand_counts, expand_nodes
 from hpcray.platform.host_addresses import addresses_of, is_loopback
 from hpcray.platform.sockets import own_addresses
+from hpcray.ray_start.presence import JOB_VARIABLES
 
-_VARIABLES = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "flux": "FLUX_JOB_ID", "lsf": "LSB_JOBID"}
 _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
 _STEP = re.compile(r"/job_\d+/step_(?!extern\b)[^/\n]+")
 
@@ -23,7 +23,7 @@ def allocation_of(environ: Mapping[str, str], cgroups: str) -> str:
         environ: its environment.
         cgroups: the text of /proc/<pid>/cgroup. Slurm puts shells of ssh there too (pam_slurm_adopt).
     """
-    for kind, variable in _VARIABLES.items():
+    for kind, variable in JOB_VARIABLES.items():
         if text := environ.get(variable, ""):
             return f"{kind}-{text}"
     found = _CGROUP.search(cgroups)

@@ -7,11 +7,15 @@ import http.client
 import io
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +24,8 @@ from typing import Any
 import pytest
 from engine import PATIENCE, ROOT, eventually, hpcray_only, ray
 from helpers.strangers import needs_stranger, stranger_says
+
+from hpcray.platform.sockets import node_ip_address
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
@@ -285,6 +291,37 @@ def test_on_an_address_of_the_node_without_tls_there_is_a_warning() -> None:
             connection.request("GET", "/api/version", headers={"Authorization": f"Bearer {made.token}"})
             assert connection.getresponse().status == 200
         assert "warning: other hosts reach" in made.end()
+
+
+def test_by_tls_it_speaks_https_alone_and_no_old_version(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl makes the certificate")
+    cert, key, host = tmp_path / "cert.pem", tmp_path / "key.pem", node_ip_address()
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+         "-subj", "/CN=node", "-addext", f"subjectAltName=IP:{host}"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    with Api("--ray-api", "--ray-api-host", host, "--ray-api-tls", str(cert), str(key)) as api:
+        url = api.environ["RAY_API_SERVER_ADDRESS"]
+        assert url == f"https://{host}:{api.port}"
+        trusted = ssl.create_default_context(cafile=str(cert))
+        request = urllib.request.Request(f"{url}/api/version", headers={"Authorization": f"Bearer {api.token}"})
+        with urllib.request.urlopen(request, context=trusted, timeout=PATIENCE) as answer:
+            assert json.loads(answer.read())["ray_version"]
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(f"{url}/api/version", context=trusted, timeout=PATIENCE)
+        with socket.create_connection((host, api.port), PATIENCE) as plain:
+            plain.sendall(f"GET /api/version HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            with contextlib.suppress(ConnectionResetError):
+                assert b"HTTP" not in plain.recv(100)
+        old = ssl.create_default_context(cafile=str(cert))
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.warns(DeprecationWarning):
+            old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
+        with socket.create_connection((host, api.port), PATIENCE) as sock, pytest.raises(ssl.SSLError):
+            old.wrap_socket(sock, server_hostname=host)
+        assert "warning" not in api.end()  # of a token in plain text
 
 
 @pytest.mark.skipif(not RAY_PYTHON, reason="HPCRAY_TEST_RAY_PYTHON names no Python with the real Ray")

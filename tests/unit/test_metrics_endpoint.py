@@ -123,3 +123,10 @@ def test_one_process_serves_the_metrics_and_another_takes_over(tmp_path: Path) -
     assert endpoint.try_to_serve()
     assert "ray_a_counter_total 1" in read_metrics(str(tmp_path))
     assert stat.S_IMODE(os.stat(tmp_path / "metrics.s").st_mode) == 0o600
+
+
+def test_a_process_that_is_not_reaped_has_ended(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        write_metrics(str(tmp_path), "w1", child.pid, [row("gauge", [[], 7])])
+        assert "gauge" not in MetricsEndpoint(str(tmp_path), {}, lambda: None).text()[0]

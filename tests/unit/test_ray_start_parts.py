@@ -24,6 +24,7 @@ from hpcray.ray_start.bell import BELL, NOTHING, STRANGER, Bell, who_listens
 from hpcray.ray_start.clusters import StartedCluster
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import longest_wait
+from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
 from hpcray.ray_start.start import StartRequest
@@ -292,7 +293,7 @@ def test_what_killed_processes_have_left_is_removed_by_the_next_start_here(regis
         "killed": True, "elsewhere": False, "failed": True, "rebooted": True, "container": False,
     }  # fmt: skip
     registry.sweep("slurm-7")
-    assert [known.cluster.ident for known in registry.clusters()] == ["container", "elsewhere", "other"]
+    assert [known.cluster.ident for known in registry.clusters()] == ["container", "elsewhere"]
     assert [found.ident for found in registry.calls("slurm-8")] == ["other"]
 
 
@@ -325,3 +326,28 @@ def test_what_a_killed_node_has_left_there_goes_with_the_next(tmp_path: Path) ->
     files = SessionFiles(str(top), False)
     assert not Path(killed.logs).exists() and other.exists()
     files.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "in_step", "called"),
+    [
+        ("/env/bin/python -m hpcray.cli.ray start --head", False, True),
+        ("/bin/sh /env/bin/ray start --head --block", True, True),
+        ("srun -N1 -n1 -w n1 ray start --head", False, True),
+        ("/usr/bin/srun|-N1|bash|-c|sleep 3; ray start --head --block", False, True),
+        ("/usr/bin/srun|bash|-c|ray start --head; python program.py", True, False),  # of this program's own step
+        ("bash|-c|ray start --head; python program.py", False, False),  # what a shell does after this program
+        ("vim notes on ray start.txt", False, False),
+        ("python ray_start.py --head", False, False),
+        ("ray status", False, False),
+    ],
+)
+def test_a_script_that_is_about_to_call_ray_start_is_seen(
+    tmp_path: Path, line: str, in_step: bool, called: bool
+) -> None:
+    (tmp_path / "7").mkdir()
+    text = line.replace("|", "\0") if "|" in line else line.replace(" ", "\0")
+    (tmp_path / "7" / "cmdline").write_text(text + "\0")
+    job = {"SLURM_JOB_ID": "3", **({"SLURM_STEP_ID": "0"} if in_step else {})}
+    assert is_being_called(job, str(tmp_path)) is called
+    assert not is_being_called({}, str(tmp_path))

@@ -74,3 +74,14 @@ def test_a_rank_loads_no_command_line_library() -> None:
 def test_modules_of_ray_that_share_a_file_are_importable_by_their_names(module: str, name: str) -> None:
     code = f"import sys; from {module} import {name}; import {module}; assert {module}.{name} is {name}"
     assert module in modules(code)
+
+
+def test_a_program_that_has_no_started_cluster_loads_nothing_of_ray_start_but_a_look(tmp_path: Path) -> None:
+    environ = f"{{'HPCRAY_START_DIR': {str(tmp_path / 'none')!r}, 'HPCRAY_TMPDIR': {str(tmp_path)!r}}}"
+    code = f"import sys, hpcray; from hpcray.api.session import _started_session as find; \
+import os; os.environ.pop('RAY_ADDRESS', None); os.environ.update({environ}); assert find(None) is None is find('auto')"
+    found = modules(code)
+    assert {name for name in found if name.startswith("hpcray.ray_start")} == {
+        "hpcray.ray_start",
+        "hpcray.ray_start.presence",
+    }

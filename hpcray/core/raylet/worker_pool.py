@@ -273,7 +273,7 @@ class WorkerPool:
         self._pauses[env] = (reason, count, until)
 
     def _is_paused(self, now: float, env: WorkerEnv) -> bool:
-        """Whether starts with this environment have failed so often that none is tried now."""
+        """True if starts with this environment have failed so often that none is tried now."""
         return bool(self._pauses) and now < self._pauses.get(strip_devices(env), ("", 0, 0.0))[2]
 
     def prestart_workers(self) -> list[Effect]:
