@@ -68,8 +68,9 @@ def own_sessions() -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="hct-", dir="/tmp") as directory:
         os.environ["HPCRAY_TMPDIR"] = directory
         os.environ["HPCRAY_START_DIR"] = f"{directory}/clusters"  # nor join a cluster that somebody's `ray start` made
+        os.environ["HPCRAY_HISTORY_DIR"] = f"{directory}/history"  # nor leave histories in the home
         yield
-        del os.environ["HPCRAY_TMPDIR"], os.environ["HPCRAY_START_DIR"]
+        del os.environ["HPCRAY_TMPDIR"], os.environ["HPCRAY_START_DIR"], os.environ["HPCRAY_HISTORY_DIR"]
 
 
 @pytest.fixture

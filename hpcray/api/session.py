@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import inspect
 import logging
@@ -34,7 +35,7 @@ from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInf
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
 from hpcray.processes.features import FEATURES
-from hpcray.protocol.messages import Exit
+from hpcray.protocol.messages import EndReason, Exit
 from hpcray.runtime.core_worker import driver_signals
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_interruptions
@@ -48,6 +49,7 @@ logger = logging.getLogger("hpcray")
 _ENCODING = "RAY_LOGGING_CONFIG_ENCODING"
 """Variable: the encoding of a `LoggingConfig` where `init` gets none."""
 _LAST_TASKS_TIMEOUT, _LAST_TASKS_CHECK = 0.5, 0.01  # seconds
+_END_TEXT = 2000  # characters that are kept of the beginning, and of the end, of the text of a program's last error
 _SETTINGS = frozenset(Config.__dataclass_fields__)
 
 
@@ -503,12 +505,25 @@ def _hook_exit_code() -> None:
     def hook(kind: Any, value: Any, trace: Any) -> None:
         _Session.exit_code = 1
         WorkerBars.close()
-        previous(kind, value, trace)
         process = current.process
+        if process is not None:
+            _explain_end(process, value)
+        previous(kind, value, trace)
         if process is not None and isinstance(value, JobDrainingError):
             leave_unfinished(process)
 
     sys.excepthook = hook
+
+
+def _explain_end(process: CoreWorker, error: BaseException) -> None:
+    """Report why the program ends, for later questions."""
+    with contextlib.suppress(Exception):  # the text may be a program's
+        kind = "interrupt" if isinstance(error, KeyboardInterrupt) else "exception"
+        text = f"{type(error).__name__}: {error}"
+        shown = text if len(text) <= 2 * _END_TEXT else f"{text[:_END_TEXT]} ... {text[-_END_TEXT:]}"
+        with process.engine.lock:
+            process.engine.send(raylet_of(process.node), EndReason(kind, shown))
+            process.engine.flush()
 
 
 def shutdown(_exiting_interpreter: bool = False) -> None:

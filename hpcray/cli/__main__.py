@@ -21,6 +21,7 @@ from hpcray.cli import observe
 from hpcray.cli.config import config
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
+from hpcray.cli.history import remove_history, report
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
 from hpcray.cli.job_option import check_configuration, errors_as_messages, job_option, parse_sbatch_options
@@ -53,7 +54,13 @@ _JOB_COLUMNS = {
     "job_id": "job", "name": "name", "state": "state", "executor": "executor", "nodes": "nodes", "driver": "driver",
     "left": "left", "submitted": "submitted", "command": "command",
 }  # fmt: skip
-_STATE_COLOURS = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow", "UNKNOWN": "yellow"}
+_STATE_COLOURS = {
+    "COMPLETED": "green",
+    "RUNNING": "cyan",
+    "PENDING": "yellow",
+    "UNKNOWN": "yellow",
+    "LAST_SEEN": "yellow",
+}
 
 
 class _Commands(click.Group):
@@ -71,7 +78,18 @@ class _Commands(click.Group):
 @click.group(
     cls=_Commands,
     params=[version_option],
-    commands=[*observe.COMMANDS, *node_commands.COMMANDS, config, dashboard, debug, job_group, profile, progress, top],
+    commands=[
+        *observe.COMMANDS,
+        *node_commands.COMMANDS,
+        config,
+        dashboard,
+        debug,
+        job_group,
+        profile,
+        progress,
+        report,
+        top,
+    ],
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def main() -> None:
@@ -201,21 +219,28 @@ def submit(
             sys.exit(int(job.result()))
 
 
-@main.command()
+@main.group(invoke_without_command=True)
 @_FOLDER
 @click.option("-a", "--all", "everything", is_flag=True, help="All jobs (default: the last 20).")
 @click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
-def jobs(folder: str | None, everything: bool, as_json: bool) -> None:
-    """List jobs, the newest first: those that run on this machine, those in Slurm's queue, and submitted ones."""
+@click.pass_context
+def jobs(context: click.Context, folder: str | None, everything: bool, as_json: bool) -> None:
+    """List jobs, the newest first: those that run on this machine, those in Slurm's queue, submitted ones, and those
+    that have ended and left a history, with how they ended."""
+    if context.invoked_subcommand is not None:
+        return
     with errors_as_messages(*_ERRORS):
         found = list_jobs(folder)
         found = found if everything else found[:20]
         state = states(found)
-    rows = job_rows(found, state)
+    rows = job_rows(found, state, None if everything else 20)
     if as_json:
         click.echo(json.dumps(rows, indent=1))
     else:
         _print_jobs(rows)
+
+
+jobs.add_command(remove_history)
 
 
 @main.command()

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from hpcray.api import runtime_context
+from hpcray.cli.history import ended_job, print_list, print_summary, print_timeline, print_why
 from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.cli.top_cells import headline
 from hpcray.common.terminal_text import plain, plain_line
@@ -257,8 +258,11 @@ def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
 
     WHAT is an id in hex, or its beginning (`ref.hex()`, `hpcray list`, errors and `hpcray stack` print ids), the name
     of a function or method, or the name or class of an actor. Without it: every `get` of the program that waits; where
-    none does, the tasks that do not run.
+    none does, the tasks that do not run. Of a job that has ended: why it has.
     """
+    if history := ended_job(address):
+        print_why(history, what, as_json)
+        return
     with job(address) as process:
         search = WaitSearch(process, timeout)
         findings = search.explain(what) if what is not None else search.explain_all()
@@ -305,7 +309,11 @@ def list_(
     """List the actors, tasks, objects, ... of a running job, as `hpcray.util.state` returns them.
 
     In a table nodes are `node 0`, and tasks and jobs have a duration; so may filters say: -f "node_id=node 0".
+    Of a job that has ended: actors, nodes, placement-groups, tasks, workers and cluster-events, as in its history.
     """
+    if history := ended_job(address):
+        print_list(history, kind, filters, limit, as_json or shape == "json")
+        return
     with job(address) as process:
         state = StateAggregator(process, timeout)
         found = KINDS[kind](state)
@@ -334,7 +342,10 @@ def list_(
 @_json
 @click.argument("kind", type=click.Choice(list(_SUMMARIES)))
 def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
-    """Count the actors, tasks or objects of a running job, by name and state."""
+    """Count the actors, tasks or objects of a job, by name and state; of one that has ended, without objects."""
+    if history := ended_job(address):
+        print_summary(history, kind, as_json)
+        return
     with job(address) as process:
         state = StateAggregator(process, timeout)
         found = _SUMMARIES[kind](state)["cluster"]
@@ -391,7 +402,10 @@ def worker_logs(
 @click.argument("file", type=click.Path(dir_okay=False, writable=True))
 @job_option
 def timeline_(file: str, address: str) -> None:
-    """Write the tasks of each worker over time to FILE, in Chrome's trace format."""
+    """Write the tasks of each worker of a job, running or ended, over time to FILE, in Chrome's trace format."""
+    if history := ended_job(address):
+        print_timeline(history, file)
+        return
     with job(address):
         timeline(file)
     click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")

@@ -200,6 +200,11 @@ class Config:
             values; %j in it is the Slurm job's number. "": none is kept.
         log_dir: a directory, %j in it is the Slurm job's number, where the log files of the workers of node 3 are in
             `node-3`, and stay; "": they are in the session directory, and go with it.
+        history: whether each node writes what happens in the job to a file, for `hpcray jobs`, `why`, `summary` and
+            `report` to read when the job has ended (`docs/how-to/after-the-end.md`).
+        history_dir: the directory of these files, on a file system that all nodes share; "": `hpcray` in
+            $XDG_STATE_HOME, or in `~/.local/state`.
+        history_size: bytes that they take for one job, on all nodes together; what is oldest goes first.
         end_hangs: waits that can never end get a HangError, and a job in which nothing has gone on for this long ends,
             unless it waits for something outside (`docs/how-to/hangs.md`); 0: neither.
         hang_exit_code: exit code of a job that ended so. Not one that the site's RequeueExit names.
@@ -278,6 +283,9 @@ class Config:
     checkpoint_dir: str = ""
     journal_dir: str = ""
     log_dir: str = ""
+    history: bool = True
+    history_dir: str = ""
+    history_size: Bytes = 256 << 20
     end_hangs: Seconds = 0.0
     hang_exit_code: Annotated[int, msgspec.Meta(ge=3, le=125)] = 79
     metrics_export: str = ""

@@ -305,7 +305,7 @@ class _ForkServer:
 
 
 class StartFailures:
-    """Why workers failed before they could tell it themselves: memory that the server shares with all of them.
+    """Why workers failed before they could report it themselves: memory that the server shares with all of them.
 
     Workers that fail at one moment may write to one slot; then the reason of one of them is lost.
     """

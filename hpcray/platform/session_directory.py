@@ -168,7 +168,7 @@ class SessionDirectory:
         write_private_file(os.path.join(self.path, _INFO), self._info)
 
     def missing(self) -> list[str]:
-        """The paths of what somebody has removed: the directory, its lock, the raylet's socket, its description.
+        """The paths of what was removed: the directory, its lock, the raylet's socket, its description.
         Now and then the files get a new time, by which cleaners go."""
         try:
             closed = os.stat(self.path, follow_symlinks=False).st_mode & stat.S_IRWXU == stat.S_IRWXU

@@ -21,6 +21,12 @@ def _graphs() -> type[Extension]:
     return CompiledGraphs
 
 
+def _history() -> type[Extension]:
+    from hpcray.history.process_history import ProcessHistory
+
+    return ProcessHistory
+
+
 def _tensors() -> type[Extension]:
     from hpcray.tensors.device_objects import DeviceObjects
 
@@ -81,6 +87,7 @@ FEATURES = FeatureTable(
     extensions={
         "graphs": _graphs,
         "hangs": _hangs,
+        "history": _history,
         "read_targets": _read_targets,
         "registered_memory": _registered_memory,
         "tensors": _tensors,

@@ -60,6 +60,7 @@ def run_node(
             # Not before: workers would inherit the modules.
             from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
             from hpcray.diagnostics.raylet_introspection import RayletIntrospection
+            from hpcray.history.node_history import NodeHistory
             from hpcray.runtime.node.node import open_node, serve
             from hpcray.runtime.node.node_features import NodeFeatures
 
@@ -70,7 +71,9 @@ def run_node(
     except BaseException:
         node.abandon()
         raise
-    features = NodeFeatures(autoscaling=AutoscalerRunner, diagnostics=RayletIntrospection)
+    features = NodeFeatures(
+        autoscaling=AutoscalerRunner, diagnostics=RayletIntrospection, extensions=[NodeHistory.of_job]
+    )
     return serve(node, opened, ready, life, features, report_code)
 
 

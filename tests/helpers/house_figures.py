@@ -134,7 +134,6 @@ SHORT_FILES = {
     "runtime/core_worker/handler_tables.py": 1,
     "runtime/node/node_death.py": 1,
     "runtime/node/raylet_ready.py": 1,
-    "runtime/raylet/event_log.py": 1,
     "runtime/worker/log_context.py": 1,
     "state/process_memory.py": 1,
 }
@@ -142,17 +141,18 @@ SHORT_FILES = {
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3084,
+    "api": 3096,
     "autoscaler": 804,
-    "cli": 2830,
+    "cli": 3191,
     "common": 1514,
     "compat": 3440,
     "core": 12611,
-    "dashboard": 1192,
+    "dashboard": 1705,
     "diagnostics": 2602,
     "experimental": 665,
     "graphs": 2203,
     "hangs": 596,
+    "history": 1347,
     "job_submission": 731,
     "jobs": 1255,
     "kernel": 39304,
@@ -160,12 +160,12 @@ LINES_OF_CODE = {
     "mpi": 561,
     "notebooks": 121,
     "platform": 5508,
-    "processes": 410,
+    "processes": 417,
     "progress_bars": 223,
     "protocol": 1502,
     "ray_api": 495,
     "ray_start": 1660,
-    "runtime": 13169,
+    "runtime": 13244,
     "runtime_env": 1131,
     "state": 3916,
     "tensors": 3321,
@@ -176,6 +176,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 573,
+    "whole": 583,
 }
 """Files of the package, those of compat/standin left out."""

@@ -44,7 +44,7 @@ Message = Union[
     BorrowsSettled,
     FreeRequest, ListRefs, ObjectLost,
     WorkerOutput, OutputPrinted, FlushOutput, OutputFlushed, OutputLost,
-    Introspect, ListRetriableTasks, RetriableTasks, LastFigures, ExtensionMessage,
+    Introspect, ListRetriableTasks, RetriableTasks, LastFigures, EndReason, ExtensionMessage,
     StateLogAppend, StateLogAck, HeadLost, NewHead,
     FrameSlots, SlotFrame, FrameRead, ReclaimFrameSlots, FrameSlotsReturned,
 ]  # fmt: skip

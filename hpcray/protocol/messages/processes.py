@@ -165,6 +165,13 @@ class LastFigures(Struct, array_like=True, tag=183):
     figures: bytes
 
 
+class EndReason(Struct, array_like=True, tag=184):
+    """p→own r: the job ends, or is about to end, for this reason (`NodeEventLog.explain_end`). No answer."""
+
+    kind: str
+    text: str
+
+
 class FrameSlots(Struct, array_like=True, tag=210):
     """r→p: the receiver may write a frame for a process of another node into the memory at each of these offsets of the
     arena, once (SlotFrame)."""
@@ -197,8 +204,8 @@ class FrameSlotsReturned(Struct, array_like=True, tag=214):
 
 
 class ExtensionMessage(Struct, array_like=True, tag=230):
-    """p→p: a message between two halves of a feature. extension: its name. body: the message, as the feature has
-    encoded it (`hpcray.runtime.core_worker.extensions`)."""
+    """p→p, r→p, p→own r: a message between two halves of a feature. extension: its name. body: the message, as the
+    feature has encoded it (`hpcray.runtime.core_worker.extensions`)."""
 
     extension: str
     body: bytes

@@ -49,9 +49,11 @@ class Extension:
     Attributes:
         name: what its messages and transports are addressed to; it is the same in all processes of a job.
         messages: its messages, a tagged `msgspec.Struct` or a union of such; None: it has none.
+        waits_at_exit: whether its `before_exit` does something for which an idle worker has to stay.
     """
 
     name: ClassVar[str]
+    waits_at_exit: ClassVar[bool] = True
     messages: ClassVar[Any] = None
 
     def __init__(self, process: ExtensionProcess) -> None:

@@ -193,6 +193,8 @@ class ClusterMember:
         """Some child of this process has ended: perhaps the driver."""
         code = self._driver.poll() if self._driver is not None else None
         if code is not None and (self._shutdown.begun or self._progress_is_shown()):
+            if code:
+                self._raylet.events.explain_end("exit", f"the program ended with {exit_text(code)}")
             self._driver_ended(code)
             self._shutdown.check()
         others = [child.pid for child in (self._driver, self._progress) if child is not None]
@@ -226,6 +228,7 @@ class ClusterMember:
         """This process got SIGINT or SIGTERM."""
         if self._isolated_since:
             self._loop.stop()
+        self._raylet.events.explain_end("signal", f"the raylet was sent {signal.Signals(number).name}")
         may_leave = self._raylet.context.info.joined or (self._has_no_program() and number == signal.SIGTERM)
         if may_leave and self.came_up and not self._shutdown.begun and not self.departure.begun:
             self.departure.ask(f"it was sent {signal.Signals(number).name}")
@@ -254,6 +257,8 @@ class ClusterMember:
 
     def driver_died(self, reason: str) -> None:
         if self._driver is None:
+            how = "it was killed (SIGKILL, as by the kernel for lack of memory), crashed, or called os._exit"
+            self._raylet.events.explain_end("driver", f"the program's process is gone without a word: {how} ({reason})")
             self.end_job(1)
 
     def template_gone(self, reason: str) -> None:
@@ -261,6 +266,7 @@ class ClusterMember:
         if not self._shutdown.begun:
             text = f"{reason}; it forks all workers, so this node ends"
             self._raylet.log(text)
+            self._raylet.events.explain_end("node", text)
             self._shutdown.begin(1)
             if self._node_manager is None and self.came_up:
                 self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))  # the others can go on
@@ -275,6 +281,7 @@ class ClusterMember:
         if not self._shutdown.begun:
             self.failure = reason
             self._raylet.log(reason)
+            self._raylet.events.explain_end("node", reason)
             if self._raylet.context.info.joined and self._node_manager is None:
                 self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))
                 self.broken = True
@@ -443,6 +450,8 @@ class ClusterMember:
         self._session.publish(self._session_name, context.info.index, context.info.node_id, context.cluster_size, end)
         self.came_up = True
         self.drain.came_up()
+        for extension in self._raylet.events.extensions:
+            extension.came_up(self._session_name)
         self._on_up()
 
     def _start_failed(self, reason: str) -> None:
@@ -499,7 +508,9 @@ class ClusterMember:
             left = event.node in self.departure.core.leaving()
             if event.node == self._raylet.context.driver_rank:
                 self.program_lost = True
-                self._raylet.log(f"node {event.node} died, and with it the program: {event.reason}. The job ends")
+                text = f"node {event.node} died, and with it the program: {event.reason}. The job ends"
+                self._raylet.log(text)
+                self._raylet.events.explain_end("node", text)
                 self._driver_ended(128 + signal.SIGKILL)
             elif left:
                 self._raylet.log(f"node {event.node} has left ({event.reason}). The job goes on with {living} nodes")
@@ -549,6 +560,7 @@ class ClusterMember:
                 "next run (docs/explain/faults.md)"
             )
             self._raylet.log(self.failure)
+            self._raylet.events.explain_end("head", self.failure)
             self._exit_not_before = self._loop.now + _HEAD_DEATH_DELAY
         self._leave_alone(1)
 
@@ -598,6 +610,8 @@ class ClusterMember:
         if number_of(src) == 0:
             self.end_job(msg.code)
         elif link is not None and link.kind == DRIVER and self._driver is None:
+            if msg.code:
+                self._raylet.events.explain_end("exit", f"the program ended with {exit_text(msg.code)}", src)
             self._driver_ended(msg.code)
         return _NOTHING
 
@@ -645,6 +659,14 @@ class ClusterMember:
             raylet.apply(raylet.head.tick(now))
             self.departure.tick()
         self.drain.tick()
+
+
+def exit_text(code: int) -> str:
+    """How a program has ended, for people. code: as a shell gives it (128 + n for signal n)."""
+    try:
+        return f"signal {signal.Signals(code - 128).name}" if code > 128 else f"exit code {code}"
+    except ValueError:
+        return f"exit code {code}"
 
 
 def neighbor_directories(me: NodeInfo, nodes: Iterable[NodeInfo]) -> dict[int, str]:

@@ -297,8 +297,9 @@ class _NodeServer:
             features.autoscaling,
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
         )
-        self._router.head_location.listeners.append(self._head_moved)
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())
+        made = [make(self._raylet) for make in features.extensions]
+        self._raylet.events.extensions = [extension for extension in made if extension is not None]
 
     def _log(self, text: str) -> None:
         self._raylet.log(text)
@@ -308,6 +309,7 @@ class _NodeServer:
 
     def _attach_parts(self, transports: NodeTransports) -> None:
         node, raylet, loop, router = self._node, self._raylet, self._loop, self._router
+        router.head_location.listeners.append(self._head_moved)
         context, lease_manager, store = self._context, raylet.lease_manager, raylet.store
         logs = logs_directory(context.session_dir)
         kept = node.options.logs or (node_logs(node.config.log_dir, self._rank) if node.config.log_dir else "")
@@ -393,7 +395,7 @@ class _NodeServer:
             self._report_end(None)
 
     def _report_end(self, code: int | None, believed: bool = False) -> None:
-        """Tell a launcher on another host how the program has ended, or that it has not."""
+        """Report to a launcher on another host how the program has ended, or that it has not."""
         if path := self._node.exit_file:
             config = self._context.config
             patience = config.head_timeout + config.node_timeout + NEW_HEAD_TIMEOUT if believed else 0.0
@@ -418,6 +420,8 @@ class _NodeServer:
             for child in self._observers:
                 child.stop()
             cluster.close()
+            for extension in self._raylet.events.extensions:
+                extension.close()
             loop.close()
             self._raylet.spill_io.close()
             node.template.close()

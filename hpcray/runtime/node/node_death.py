@@ -16,6 +16,8 @@ def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlan
     raylet.neighbor_dirs.pop(node, None)
     raylet.loop.last_heard.pop(node, None)
     raylet.router.lose_node(node, reason, died.kept_at)
+    for extension in raylet.events.extensions:
+        extension.node_died(node, reason)
     if raylet.head is not None:
         raylet.apply(raylet.head.node_died(now, node, reason))
     raylet.apply(raylet.lease_manager.node_died(now, node))

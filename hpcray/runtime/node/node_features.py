@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,7 +10,7 @@ from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
-from hpcray.runtime.raylet.event_log import NodeEventLog
+from hpcray.runtime.raylet.event_log import NodeEventLog, NodeExtension
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
 from hpcray.runtime.raylet.log_files import LogFiles
@@ -75,7 +75,9 @@ class NodeFeatures:
 
     Attributes:
         autoscaling: further nodes. diagnostics: answers about the raylet; it records the cores if the job wants that.
+        extensions: features that learn what happens on this node; None: this job wants none of it.
     """
 
     autoscaling: MakeAutoscaling
     diagnostics: Callable[[NodeParts], RayletDiagnostics]
+    extensions: Sequence[Callable[[Raylet], NodeExtension | None]] = ()

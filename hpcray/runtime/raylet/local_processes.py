@@ -69,6 +69,9 @@ class ProcessEvents(Protocol):
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process is gone; `peers`: processes and raylets it exchanged frames with through this raylet."""
 
+    def leaving(self, code: int) -> None:
+        """The processes of this node are about to be asked to leave."""
+
     def explain_sigkill(self) -> str:
         """Return why a worker may have got a SIGKILL that this raylet did not send; "" if that is not known."""
 
@@ -160,6 +163,7 @@ class LocalProcesses:
     def ask_to_leave(self, code: int) -> None:
         """Send Exit to every process, also to those that connect later."""
         self.stopping = True
+        self._events.leaving(code)
         for proc in self._router.links:
             self._router.send(proc, Exit(code))
 

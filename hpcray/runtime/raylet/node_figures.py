@@ -148,7 +148,7 @@ class NodeFigures:
             add_counts(report.elapsed, said["elapsed"])
             report.partial = report.partial or said["partial"]
         times = sorted(report.functions.items(), key=lambda item: -item[1][2])[:_MOST_TIMES]
-        row = self._row() | {"times": {name: [ended, us] for name, (ended, _, us, _) in times}}
+        row = self.row() | {"times": {name: [ended, us] for name, (ended, _, us, _) in times}}
         report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(row)))
         return report
 
@@ -156,7 +156,7 @@ class NodeFigures:
         add_functions(self._ended, said["functions"])
         self._partial = self._partial or said["partial"]
 
-    def _row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, Any]:
         """This node: amounts in the units of users, bytes, seconds since a start that does not change."""
         info, router, manager = self._context.info, self._router, self._lease_manager
         core = manager.snapshot()

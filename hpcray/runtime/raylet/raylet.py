@@ -192,6 +192,7 @@ class Raylet:
         with contextlib.suppress(OSError):  # the other end of stderr may be gone, as when the launcher was killed
             where = f"node {self.node} ({self.context.info.host})"
             print(f"hpcray: {where}: {plain_line(text)}", file=sys.stderr, flush=True)
+        self.events.printed(text)
 
     def _fork_worker(self, effect: fx.ForkWorker) -> None:
         if effect.env:
@@ -275,10 +276,18 @@ class Raylet:
     def joined(self, proc: bytes, kind: str, pid: int) -> None:
         self.apply(self.lease_manager.process_joined(self.loop.now, proc, kind, pid))
         self._events.process_joined(proc)
+        for extension in self.events.extensions:
+            extension.process_joined(proc, kind, pid)
+
+    def leaving(self, code: int) -> None:
+        for extension in self.events.extensions:
+            extension.stopping(code)
 
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process of this node is gone: report it to the cores, and to all that exchanged frames with it."""
         self.frames.process_died(proc)
+        for extension in self.events.extensions:
+            extension.process_died(proc, kind, reason)
         if self.processes.stopping:
             self._events.process_died()  # all processes of the node end
             return
@@ -343,6 +352,23 @@ class Raylet:
         self.apply(self.lease_manager.head_moved(self.loop.now))
         for proc in self.router.links:
             self.router.send(proc, moved)
+
+    # ------------------------------------------------------------ features
+
+    def _on_extension_message(self, now: float, src: bytes, msg: m.ExtensionMessage) -> Iterable[Any]:
+        for extension in self.events.extensions:
+            if extension.name == msg.extension:
+                extension.on_message(src, msg.body)
+        return _NOTHING
+
+    def _on_last_figures(self, now: float, src: bytes, msg: m.LastFigures) -> Iterable[Any]:
+        for extension in self.events.extensions:
+            extension.last_figures(src, msg.figures)
+        return self.introspection.figures.on_last(now, src, msg)
+
+    def _on_end_reason(self, now: float, src: bytes, msg: m.EndReason) -> Iterable[Any]:
+        self.events.explain_end(msg.kind, msg.text, src)
+        return _NOTHING
 
     # ------------------------------------------------------------ messages to the head
 
@@ -590,7 +616,9 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.RetriableTasks: lambda r: r.memory_monitor.on_retriable_tasks,
     m.Introspect: lambda r: r.introspection.on_introspect,
     m.GcsReply: lambda r: r.introspection.figures.on_answer,
-    m.LastFigures: lambda r: r.introspection.figures.on_last,
+    m.LastFigures: lambda r: r._on_last_figures,
+    m.EndReason: lambda r: r._on_end_reason,
+    m.ExtensionMessage: lambda r: r._on_extension_message,
 }
 """The handler of each message in a raylet; `Raylet.start` binds each entry, once. Membership, failover and drain are in
 `runtime.node.cluster_member.HANDLERS`; no message is in both tables."""

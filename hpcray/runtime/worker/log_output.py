@@ -247,7 +247,7 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> Callable[[]
     """Send what this worker prints, native code included, to its log files.
 
     Returns:
-        What to call when the raylet can be told that they cannot be written: the worker has started.
+        A function that reports to the raylet that they cannot be written; for when the worker has started.
     """
     directory = logs_directory(process.session_dir)
     job = process.job.job_id if process.job is not None else FIRST_JOB

@@ -285,7 +285,7 @@ class TaskExecutor:
             if self.queue or any(oid.startswith(process.me) and oid not in movable for oid in process.table.entries):
                 self.engine.send(src, m.ExitRefused())
                 return
-        if msg.if_unused and process.extensions.loaded:  # `before_exit` may wait
+        if msg.if_unused and any(extension.waits_at_exit for extension in process.extensions.loaded):
             self._on_work(src, msg)
             return
         self._send_last_messages()

@@ -1,0 +1,368 @@
+"""Commands about a job that has ended: `hpcray report`, `hpcray jobs rm`, and what `why`, `summary`, `list` and
+`timeline` print of one."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hpcray.cli.job_option import job_option
+from hpcray.common.figures import quantile
+from hpcray.common.terminal_text import plain, plain_line
+from hpcray.history.job_history import JobHistory, clock
+from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
+from hpcray.history.runs import Run, find_runs, history_root
+from hpcray.jobs.slurm_queue import active_jobs
+from hpcray.platform.host_addresses import parse_cluster_address
+from hpcray.platform.running_jobs import running_jobs
+from hpcray.state.reports import format_duration, print_table, print_text
+
+Row = dict[str, Any]
+_SHOWN = 50  # tasks of one function in its story
+
+
+def ended_job(wanted: str) -> JobHistory | None:
+    """The history of the job that `--job` names, where it does not run; None: a running job is meant.
+
+    Prints on standard error as of when it is.
+    """
+    run = _ended_run(wanted)
+    if run is None:
+        return None
+    history = JobHistory(run)
+    click.echo(plain_line(_heading(history)), err=True)
+    return history
+
+
+def _ended_run(wanted: str) -> Run | None:
+    if wanted == "auto" or parse_cluster_address(wanted) is not None:
+        return None
+    found = find_runs(history_root(os.environ), wanted.removeprefix("slurm://"))
+    if not found:
+        return None
+    newest = found[0]
+    live = {job.node.session for job in running_jobs()}
+    if newest.name in live and wanted != newest.path:
+        return None
+    in_slurm = {job.job_id for job in active_jobs() if job.state == "RUNNING"} if newest.job.isdecimal() else set()
+    if newest.job in in_slurm and wanted in (newest.job, newest.name):
+        return None
+    if len({run.name for run in found}) > 1:
+        others = ", ".join(run.name for run in found[1:])
+        click.echo(f"hpcray: job {newest.job} ran {len(found)} times; this is the last one, {newest.name}; "
+                   f"earlier ones: --job {others}", err=True)  # fmt: skip
+    return newest
+
+
+def _heading(history: JobHistory) -> str:
+    run, result = history.run, outcome(history)
+    name = run.name if run.job == run.name else f"{run.job} (run {run.name})"
+    if result.state == COMPLETED:
+        return f"hpcray: job {name} has ended; as of {clock(history.last)}"
+    heard = max((process.running.at for process in history.processes.values() if process.running), default=history.last)
+    before = history.last - heard
+    return f"hpcray: job {name}; as of {clock(heard)}, {before:.0f} s before the last sign of life"
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=1))
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        click.echo(plain_line(line))
+
+
+def _complain(history: JobHistory) -> None:
+    for text in history.complaints():
+        click.echo(plain_line(f"not complete: {text}"), err=True)
+
+
+# ---------------------------------------------------------------- why, summary
+
+
+def print_why(history: JobHistory, what: str | None, as_json: bool) -> None:
+    """Why the job has ended; or what is known of an object, a task or an actor."""
+    result = outcome(history, ask_slurm(history))
+    lines = explain(history, result) if what is None else _story(history, what)
+    if not lines:
+        raise click.ClickException(
+            f"the history has no task, actor or function {what!r}; hint: hpcray list tasks --job {history.run.job}"
+        )
+    if as_json:
+        _print_json([{"depth": depth, "text": text} for depth, text in lines])
+    else:
+        name = f"job {history.run.job}, {_size_of(history)}, started {clock(history.started)}"
+        _print_lines([name, *("  " * depth + text for depth, text in lines)])
+
+
+def _size_of(history: JobHistory) -> str:
+    count = history.node_count
+    return f"{count} node{'s' * (count != 1)}, {format_duration(max(0.0, history.last - history.started))}"
+
+
+def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
+    """The known facts about the tasks, actors and functions that a word means."""
+    word = what.lower()
+    lines: list[tuple[int, str]] = []
+    for actor, row in history.actors.items():
+        if actor.hex().startswith(word) or what in (row.get("class_name"), row.get("name")):
+            place = f", node {row['node']}, pid {row['pid']}" if row.get("pid") else ""
+            lines.append((0, f"actor {row.get('class_name', '')} {actor.hex()}: {row.get('state', '')}{place}"))
+            if row.get("reason"):
+                lines.append((1, f"died: {row['reason']}"))
+            if row.get("restarts"):
+                lines.append((1, f"restarted {row['restarts']} times"))
+    errors = {error.task: error for error in history.errors}
+    ended = [one for one in history.tasks if what == one.name or one.id.hex().startswith(word)]
+    for one in ended[-_SHOWN:]:
+        how = f"{'failed' if one.failed else 'finished'} at {clock(one.end)} after {_seconds(one.end - one.start)}"
+        lines.append((0, f"{one.name} {one.id.hex()}: {how} on node {one.node}, pid {one.pid}"))
+        if one.id in errors:
+            lines.append((1, f"{errors[one.id].kind}: {errors[one.id].text}"))
+    for process, task, name, since in history.running():
+        if what == name or task.hex().startswith(word):
+            where = f"on node {process.node}, pid {process.pid}"
+            text = f"{name} {task.hex()}: ran since {clock(since)} {where} when it was heard of last"
+            lines.append((0, f"{text} ({clock(history.last)})"))
+    if len(ended) > _SHOWN:
+        lines.append((0, f"the last {_SHOWN} of {len(ended)} tasks are shown"))
+    return lines
+
+
+def print_summary(history: JobHistory, kind: str, as_json: bool) -> None:
+    """Count tasks or actors by name and state."""
+    if kind == "objects":
+        raise click.ClickException("objects are counted while a job runs; its history has how full the stores were: "
+                                   f"hpcray memory --job {history.run.job}")  # fmt: skip
+    if kind == "actors":
+        found: dict[str, dict[str, Any]] = {}
+        for row in history.actors.values():
+            name = row.get("class_name", "")
+            states = found.setdefault(name, {"class_name": name, "state_counts": {}})["state_counts"]
+            states[row["state"]] = states.get(row["state"], 0) + 1
+        totals: Row = {"total_actors": len(history.actors), "summary_by": "class"}
+    else:
+        found, calls, plain_tasks = {}, 0, 0
+        for name, states in history.task_summary().items():
+            call = history.is_call(name)
+            type_ = "ACTOR_TASK" if call else "NORMAL_TASK"
+            found[name] = {"func_or_class_name": name, "type": type_, "state_counts": states}
+            calls, plain_tasks = calls + call * sum(states.values()), plain_tasks + (not call) * sum(states.values())
+        totals = {
+            "total_tasks": plain_tasks, "total_actor_tasks": calls, "total_actor_scheduled": len(history.actors),
+            "summary_by": "func_name",
+        }  # fmt: skip
+    if as_json:
+        _print_json({"summary": found, **totals})
+    else:
+        _print_functions(history, found) if kind == "tasks" else _print_counts(found)
+        print_text(", ".join(f"{name}: {value}" for name, value in totals.items()))
+    _complain(history)
+
+
+def _print_counts(found: dict[str, dict[str, Any]]) -> None:
+    rows = [
+        [name, ", ".join(f"{state}: {count}" for state, count in row["state_counts"].items())]
+        for name, row in found.items()
+    ]
+    print_table(["name", "counts"], rows)
+
+
+def _print_functions(history: JobHistory, found: dict[str, dict[str, Any]]) -> None:
+    functions, rows = history.functions(), []
+    for name, row in sorted(found.items(), key=lambda item: -functions.get(item[0], [0, 0, 0, {}])[2]):
+        ended, _, us, buckets = functions.get(name, [0, 0, 0, {}])
+        counts = ", ".join(f"{state}: {count}" for state, count in row["state_counts"].items())
+        times = [f"{us / 1e6:.3g} s", _seconds(quantile(buckets, 0.5)), _seconds(quantile(buckets, 0.99))]
+        rows.append([name, counts, *(times if ended else ["", "", ""])])
+    print_table(["name", "counts", "time in all", "median", "99 %"], rows)
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+# ---------------------------------------------------------------- list, timeline
+
+
+def _rows_of(history: JobHistory, kind: str) -> list[Row]:
+    if kind == "actors":
+        return [
+            {"actor_id": ident.hex(), **{name: _shown(value) for name, value in row.items() if name != "worker"}}
+            for ident, row in history.actors.items()
+        ]
+    if kind == "nodes":
+        return [
+            {
+                "node": number,
+                "host": node.began.host if node.began else "",
+                "state": "DEAD" if node.lost else "ENDED" if node.ended else "SILENT",
+                "last_seen": clock(node.last) if node.last else "",
+                "reason": node.lost,
+                "CPU": node.began.total.get("CPU", 0.0) if node.began else None,
+                "GPU": node.began.total.get("GPU", 0.0) if node.began else None,
+            }
+            for number, node in sorted(history.nodes.items())
+        ]
+    if kind == "placement-groups":
+        return [{"placement_group_id": ident.hex(), **row} for ident, row in history.groups.items()]
+    if kind == "workers":
+        return [
+            {
+                "pid": one.pid, "node": one.node, "kind": one.kind, "worker_id": one.proc.hex(),
+                "actor_id": one.actor.hex(), "exit_type": one.exit, "exit_detail": one.reason,
+                "ended": clock(one.gone) if one.gone else "",
+            }
+            for one in history.processes.values()
+        ]  # fmt: skip
+    if kind == "cluster-events":
+        return [
+            {"time": clock(line.at), "node": number, "severity": line.severity, "message": line.text}
+            for number, line in history.lines
+        ]
+    if kind == "tasks":
+        errors = {error.task: error for error in history.errors}
+        rows = [
+            {
+                "task_id": task.hex(), "name": name, "state": "RUNNING", "start": since, "duration": None,
+                "node": process.node, "pid": process.pid, "error_type": "", "error_message": "",
+            }
+            for process, task, name, since in history.running()
+        ]  # fmt: skip
+        for row in reversed(history.tasks):
+            error = errors.get(row.id) if row.failed else None
+            rows.append({
+                "task_id": row.id.hex(), "name": row.name, "state": "FAILED" if row.failed else "FINISHED",
+                "start": row.start, "duration": row.end - row.start, "node": row.node, "pid": row.pid,
+                "error_type": error.kind if error else "", "error_message": error.text if error else "",
+            })  # fmt: skip
+        return rows
+    raise click.ClickException(f"the history of an ended job has no {kind}; hint: hpcray why --job {history.run.job}")
+
+
+def _shown(value: Any) -> Any:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def print_list(history: JobHistory, kind: str, filters: Sequence[str], limit: int, as_json: bool) -> None:
+    """List what the history has of one kind."""
+    rows = _rows_of(history, kind)
+    for text in filters:
+        test = "!=" if "!=" in text else "="
+        column, found, value = (part.strip() for part in text.partition(test))
+        if not found or (rows and column not in rows[0]):
+            known = ", ".join(rows[0]) if rows else "none"
+            raise click.ClickException(f"{text!r} is no filter; hint: COLUMN=VALUE or COLUMN!=VALUE, of {known}")
+        rows = [row for row in rows if (str(row[column]) == value) == (test == "=")]
+    shown = rows[:limit]
+    if as_json:
+        _print_json(shown)
+    else:
+        columns = list(shown[0]) if shown else []
+        print_table(columns, [[_cell(name, row[name]) for name in columns] for row in shown])
+        more = f" of {len(rows)}" if len(rows) > len(shown) else ""
+        click.echo(f"{len(shown)}{more} {kind}")
+        if kind == "tasks" and history.seen > len(history.tasks):
+            noted = f"{len(history.tasks)} of the {history.seen} tasks that ended were noted"
+            click.echo(f"{noted}: those that failed, the slowest ones, and some of the others", err=True)
+    _complain(history)
+
+
+def _cell(name: str, value: Any) -> Any:
+    if name == "start" and value:
+        return clock(value)
+    if name == "duration":
+        return "" if value is None else _seconds(value)
+    if isinstance(value, str):
+        return value.splitlines()[0] if value else ""
+    return "" if value is None else value
+
+
+def print_timeline(history: JobHistory, file: str) -> None:
+    """Write the tasks that were noted to a file, in Chrome's trace format."""
+    rows = [
+        {"ph": "X", "cat": "task", "name": row.name, "pid": f"node {row.node}", "tid": row.pid, "ts": row.start * 1e6,
+         "dur": (row.end - row.start) * 1e6, "args": {"task_id": row.id.hex(), "failed": row.failed}}
+        for row in history.tasks
+    ]  # fmt: skip
+    rows += [
+        {"ph": "X", "cat": "task", "name": name, "pid": f"node {process.node}", "tid": process.pid, "ts": since * 1e6,
+         "dur": (history.last - since) * 1e6, "args": {"task_id": task.hex(), "running": True}}
+        for process, task, name, since in history.running()
+    ]  # fmt: skip
+    Path(file).write_text(json.dumps(rows))
+    click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
+    _complain(history)
+
+
+# ---------------------------------------------------------------- commands of their own
+
+
+@click.command()
+@job_option
+@click.option("--against", metavar="JOB", help="Compare with this job, by function.")
+@click.option("--redact", is_flag=True, help="Replace the names of users, hosts and paths.")
+@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
+def report(address: str, against: str | None, redact: bool, file: Path) -> None:
+    """Write a report on a job to FILE, one HTML page without anything outside of it: how it ended, what ran when, where
+    the memory went, errors, and what to ask for next time.
+
+    Of a job that has ended or still runs, as its history has it.
+    """
+    from hpcray.dashboard.report import report_page
+
+    run = _ended_run(address) or _live_run(address)
+    if run is None:
+        raise click.ClickException(f"there is no history of a job {address!r}; hint: hpcray jobs")
+    history = JobHistory(run)
+    other = None
+    if against is not None:
+        found = find_runs(history_root(os.environ), against)
+        if not found:
+            raise click.ClickException(f"--against: there is no history of a job {against!r}; hint: hpcray jobs")
+        other = JobHistory(found[0])
+    result: Outcome = outcome(history, ask_slurm(history))
+    file.write_text(report_page(history, result, other, redact), encoding="utf-8")
+    click.echo(plain(f"{file}: job {run.job}, {result.state}"))
+    if result.state == RUNNING:
+        click.echo("the job still runs: this is its history so far", err=True)
+
+
+def _live_run(wanted: str) -> Run | None:
+    """The run of a job that still runs here."""
+    for job in running_jobs():
+        if wanted in ("auto", job.job_id, job.node.session, job.path):
+            return next(iter(find_runs(history_root(os.environ), job.node.session)), None)
+    found = find_runs(history_root(os.environ), wanted)
+    return found[0] if found else None
+
+
+@click.command(name="rm")
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+def remove_history(job_ids: tuple[str, ...]) -> None:
+    """Remove the histories of jobs that have ended, all runs of each.
+
+    Exit code: 1 where there is none, or the job still runs; the others are removed.
+    """
+    live = {job.node.session for job in running_jobs()}
+    wrong = []
+    for job_id in job_ids:
+        found = find_runs(history_root(os.environ), job_id)
+        ended = [
+            run for run in found if run.name not in live and outcome(JobHistory(run, whole=False)).state != RUNNING
+        ]
+        for run in ended:
+            run.remove()
+            click.echo(plain(f"{run.job}: removed {run.path}"))
+        if not found:
+            wrong.append(f"there is no history of a job {job_id!r}")
+        elif len(ended) < len(found):
+            wrong.append(f"job {job_id} still runs")
+    if wrong:
+        raise click.ClickException("\n".join(wrong))

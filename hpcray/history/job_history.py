@@ -1,0 +1,364 @@
+"""A run of a job as its history has it: the records of all nodes, put together."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpcray.common.figures import FunctionRow, add_counts, add_functions
+from hpcray.history.block_file import Damage, blocks
+from hpcray.history.records import (
+    Began,
+    ClusterState,
+    Ended,
+    Figures,
+    Functions,
+    Line,
+    NodeDeath,
+    Process,
+    Reason,
+    Running,
+    Tasks,
+    decode,
+)
+from hpcray.history.runs import Run
+
+_FIRST, _TAIL = 256 << 10, 64 << 10
+"""Bytes at the beginning and at the end of a file that are read for a list of jobs."""
+_LISTED = 3
+"""Nodes whose files are read for a list of jobs."""
+MOST_TASKS = 400_000
+"""Rows of tasks that are kept in memory; beyond it every second one goes, but for those that failed."""
+_MOST_ERRORS = 10_000
+_DRIVER, _WORKER = "driver", "worker"
+
+
+@dataclass(frozen=True)
+class TaskRow:
+    """A task or call that has ended. start and end: Unix times by its node's clock."""
+
+    id: bytes
+    name: str
+    start: float
+    end: float
+    failed: bool
+    node: int
+    pid: int
+    actor: bytes
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """The error of a task that failed."""
+
+    at: float
+    node: int
+    pid: int
+    task: bytes
+    kind: str
+    text: str
+
+
+@dataclass
+class ProcessRow:
+    """A process of the job. gone: when it ended, 0.0: it is not known to have."""
+
+    node: int
+    proc: bytes
+    pid: int
+    kind: str
+    joined: float = 0.0
+    gone: float = 0.0
+    reason: str = ""
+    exit: str = ""
+    actor: bytes = b""
+    running: Running | None = None
+
+
+@dataclass
+class NodePart:
+    """The part of the history that is about one node.
+
+    Attributes:
+        began: its first record; None: its file has none. last: time of its last record, by its own clock.
+        ended: it was asked to end, with this code. figures: (time, row) over time, see `NodeFigures.row`.
+        functions: what has run there. partial: some runs were not seen. lost: the head has declared it dead for this.
+        damage: what could not be read of its files.
+    """
+
+    number: int
+    began: Began | None = None
+    last: float = 0.0
+    ended: Ended | None = None
+    figures: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    account: dict[str, float] = field(default_factory=dict)
+    functions: dict[str, FunctionRow] = field(default_factory=dict)
+    partial: bool = False
+    lost: str = ""
+    lost_at: float = 0.0
+    damage: Damage = field(default_factory=Damage)
+    unknown: int = 0
+
+
+class JobHistory:
+    """The history of one run.
+
+    Args:
+        run: where it is.
+        whole: False: only what a list of jobs needs is read, the beginning and the end of the files.
+
+    Attributes:
+        run: where it is. nodes: by number. processes: by proc id. tasks: rows in the order of their ends, as far as
+            they were noted; seen: how many have ended in all. errors: of failed tasks. actors, groups: by id, as the
+            head had them last. reasons, lines: (node, record) in the order of time.
+        problems: files that could not be read, with the reason.
+    """
+
+    def __init__(self, run: Run, whole: bool = True) -> None:
+        self.run = run
+        self.nodes: dict[int, NodePart] = {}
+        self.processes: dict[bytes, ProcessRow] = {}
+        self.tasks: list[TaskRow] = []
+        self.seen = 0
+        self.errors: list[ErrorRow] = []
+        self.actors: dict[bytes, dict[str, Any]] = {}
+        self.groups: dict[bytes, dict[str, Any]] = {}
+        self.known_nodes: list[dict[str, Any]] = []
+        self.reasons: list[tuple[int, Reason]] = []
+        self.lines: list[tuple[int, Line]] = []
+        self.problems: list[str] = []
+        for number, names in list(run.files.items())[: None if whole else _LISTED]:
+            node = self.nodes[number] = NodePart(number)
+            for name in names if whole else names[-1:]:
+                self._read_file(node, name, whole)
+        self.reasons.sort(key=lambda item: item[1].at)
+        self.lines.sort(key=lambda item: item[1].at)
+        self.tasks.sort(key=lambda row: row.end)
+
+    # ------------------------------------------------------------ reading
+
+    def _read_file(self, node: NodePart, name: str, whole: bool) -> None:
+        try:
+            parts = [self.run.read(name)] if whole else self._ends_of(name)
+        except OSError as error:
+            self.problems.append(f"{name}: {error.strerror or error}")
+            return
+        for place, data in enumerate(parts):
+            damage = node.damage if whole else Damage()
+            for content in blocks(data, damage, place == 0):
+                records, unknown = decode(content)
+                node.unknown += unknown
+                for record in records:
+                    self._take(node, record)
+
+    def _ends_of(self, name: str) -> list[bytes]:
+        head = self.run.read_head(name, _FIRST)
+        return [head] if len(head) < _FIRST else [head, self.run.read(name, _TAIL)]
+
+    def _take(self, node: NodePart, record: Any) -> None:
+        node.last = max(node.last, record.at if not isinstance(record, Began) or not record.earlier else 0.0)
+        match record:
+            case Began():
+                node.began = node.began or record
+            case Figures():
+                node.figures.append((record.at, record.row))
+                node.account = record.account or node.account
+            case Functions():
+                node.functions.update(record.functions)
+                node.partial = node.partial or record.partial
+            case Tasks():
+                self._take_tasks(node, record)
+            case Running():
+                known = self._process(node, record.proc, record.pid, "")
+                known.running = record
+            case Process():
+                known = self._process(node, record.proc, record.pid, record.kind)
+                if record.what == "joined":
+                    known.joined = record.at
+                else:
+                    known.gone, known.reason, known.exit = record.at, record.reason, record.exit
+                    known.actor = record.actor or known.actor
+            case Line():
+                self.lines.append((node.number, record))
+            case NodeDeath():
+                lost = self.nodes.setdefault(record.node, NodePart(record.node))
+                lost.lost, lost.lost_at = lost.lost or record.reason, lost.lost_at or record.at
+            case ClusterState():
+                self.actors.update(record.actors)
+                self.groups.update(record.groups)
+                self.known_nodes = record.nodes or self.known_nodes
+            case Reason():
+                self.reasons.append((node.number, record))
+            case Ended():
+                node.ended = node.ended or record
+
+    def _process(self, node: NodePart, proc: bytes, pid: int, kind: str) -> ProcessRow:
+        known = self.processes.get(proc)
+        if known is None:
+            known = self.processes[proc] = ProcessRow(node.number, proc, pid, kind)
+        known.pid, known.kind = pid or known.pid, kind or known.kind
+        return known
+
+    def _take_tasks(self, node: NodePart, record: Tasks) -> None:
+        self.seen += record.seen
+        for task, name, end, us, failed in record.rows:
+            if 0 <= name < len(record.names):
+                self.tasks.append(
+                    TaskRow(
+                        task, record.names[name], end - us / 1e6, end, failed, node.number, record.pid, record.actor
+                    )
+                )
+        if len(self.tasks) > MOST_TASKS:
+            self.tasks = [row for place, row in enumerate(self.tasks) if row.failed or place % 2]
+        if len(self.errors) < _MOST_ERRORS:
+            self.errors += [
+                ErrorRow(record.at, node.number, record.pid, task, kind, text) for task, kind, text in record.errors
+            ]
+
+    # ------------------------------------------------------------ answers
+
+    @property
+    def head(self) -> NodePart:
+        """The node whose record says most about the job: the first one that there is."""
+        return next((node for node in self.nodes.values() if node.began is not None), next(iter(self.nodes.values())))
+
+    @property
+    def program(self) -> str:
+        """Command line of the program; "" if no node knew it."""
+        return next((node.began.program for node in self.nodes.values() if node.began and node.began.program), "")
+
+    @property
+    def started(self) -> float:
+        """When the first node took part."""
+        return min((node.began.at for node in self.nodes.values() if node.began), default=self.run.changed)
+
+    @property
+    def last(self) -> float:
+        """Time of the last sign of life."""
+        return max((node.last for node in self.nodes.values()), default=0.0) or self.run.changed
+
+    @property
+    def node_count(self) -> int:
+        """Nodes that the job had, with those of which there is no file."""
+        started = max((node.began.nodes for node in self.nodes.values() if node.began), default=0)
+        return max(len(self.nodes), started)
+
+    @property
+    def absent(self) -> list[int]:
+        """Nodes that took part and of which there is no file."""
+        return [number for number in range(self.node_count) if number not in self.run.files]
+
+    def functions(self) -> dict[str, FunctionRow]:
+        """Counts and times of all nodes, by function."""
+        found: dict[str, FunctionRow] = {}
+        for node in self.nodes.values():
+            add_functions(found, node.functions)
+        return found
+
+    @property
+    def partial(self) -> bool:
+        """True if some runs were not seen: counts are at least so large."""
+        return any(node.partial for node in self.nodes.values())
+
+    def running(self) -> Iterator[tuple[ProcessRow, bytes, str, float]]:
+        """The tasks that ran when each process was heard of last, and since when. Processes that have ended before the
+        job are left out."""
+        for process in self.processes.values():
+            over = process.gone and process.exit not in ("", "JOB_ENDED")
+            if process.running is not None and not over:
+                for task, name, seconds in process.running.running:
+                    yield process, task, name, process.running.at - seconds
+
+    def queued(self) -> dict[str, int]:
+        """Tasks and calls that had not been sent, by name; those of processes that have ended are not known."""
+        found: dict[str, int] = {}
+        for process in self.processes.values():
+            if process.running is not None and not process.gone:
+                add_counts(found, process.running.queued)
+        return found
+
+    def task_summary(self) -> dict[str, dict[str, int]]:
+        """By name of the function, how many of its tasks were in which state."""
+        found: dict[str, dict[str, int]] = {}
+        for name, (ended, failed, _, _) in self.functions().items():
+            states = {"FINISHED": ended - failed, "FAILED": failed}
+            found[name] = {state: count for state, count in states.items() if count}
+        for _, _, name, _ in self.running():
+            states = found.setdefault(name, {})
+            states["RUNNING"] = states.get("RUNNING", 0) + 1
+        for name, count in self.queued().items():
+            found.setdefault(name, {})["PENDING_NODE_ASSIGNMENT"] = count
+        return found
+
+    def is_call(self, name: str) -> bool:
+        """True if a function is the method of an actor, as far as that is known."""
+        classes = {row.get("class_name", "").rpartition(".")[2] for row in self.actors.values()}
+        return name.rpartition(".")[0].rpartition(".")[2] in classes
+
+    def deaths(self) -> list[ProcessRow]:
+        """Processes that have ended otherwise than they should, in the order of time."""
+        wrong = ("SYSTEM_ERROR", "NODE_OUT_OF_MEMORY")
+        return sorted((one for one in self.processes.values() if one.exit in wrong), key=lambda one: one.gone)
+
+    def errors_by_text(self) -> list[tuple[str, str, int, ErrorRow]]:
+        """(class, line, how often it was noted, the first one) of the errors of tasks, the most frequent first."""
+        found: dict[tuple[str, str], list[ErrorRow]] = {}
+        for error in self.errors:
+            text = essence(error.text)
+            kind, _, rest = text.partition(": ")
+            known = (kind, rest) if kind.isidentifier() and rest else (error.kind, text)
+            found.setdefault(known, []).append(error)
+        rows = [(kind, text, len(errors), errors[0]) for (kind, text), errors in found.items()]
+        return sorted(rows, key=lambda row: -row[2])
+
+    def complaints(self) -> list[str]:
+        """The gaps of this history, for people; nothing if it is whole."""
+        found = list(self.problems)
+        for node in self.nodes.values():
+            damage = node.damage
+            if damage.places:
+                found.append(f"node {node.number}: {damage.places} damaged places ({damage.size} bytes) were left out")
+            elif damage.cut:
+                found.append(f"node {node.number}: its last block is cut off ({damage.size} bytes)")
+            if node.unknown:
+                found.append(f"node {node.number}: {node.unknown} records of another version were left out")
+            if node.began is None and node.number in self.run.files:
+                found.append(f"node {node.number}: the beginning of its history cannot be read")
+        if self.absent:
+            shown = ", ".join(map(str, self.absent[:10])) + (", ..." if len(self.absent) > 10 else "")
+            found.append(f"node {shown}: no history of it is here; what it did is unknown")
+        if self.partial:
+            found.append("tasks came faster than they were noted: counts of ended tasks are the least that there were")
+        return found
+
+    def files(self) -> Sequence[str]:
+        """Directories of log files that stay."""
+        return sorted({node.began.logs for node in self.nodes.values() if node.began and node.began.logs})
+
+
+def essence(text: str) -> str:
+    """The line of an error's text that says most: the last one of a traceback, else the first one."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()]
+    if not lines:
+        return ""
+    return lines[-1] if any(line.startswith('File "') for line in lines) else lines[0]
+
+
+def clock(at: float, reference: float | None = None) -> str:
+    """A time for people; with the date where it is of another day than `reference` (None: today)."""
+    day = time.localtime(time.time() if reference is None else reference)[:3]
+    form = "%H:%M:%S" if time.localtime(at)[:3] == day else "%Y-%m-%d %H:%M:%S"
+    return time.strftime(form, time.localtime(at))
+
+
+def program_name(program: str) -> str:
+    """The script or module in a command line, without its arguments and directory: these may hold what is private."""
+    words = program.split()
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
+        words = words[1:]
+    if words[:1] == ["-m"]:
+        return words[1] if len(words) > 1 else ""
+    return "" if words[:1] == ["-c"] or not words else os.path.basename(words[0])

@@ -1,0 +1,440 @@
+"""The history of one node, as its raylet writes it while the job runs.
+
+The raylet asks its processes what they have run, once a second while they work and ever more rarely while they do not,
+and appends what is new to the node's file. An idle node writes nothing, but for the head, every 30 s. The raylet never
+waits for the file system: a thread writes (`hpcray.history.block_file`). Where that fails the job goes on, and one line
+says what will be missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from typing import Any, ClassVar
+
+import msgspec
+
+from hpcray.common.exceptions import StartupError
+from hpcray.common.figures import FunctionRow, add_functions
+from hpcray.common.log_names import logs_directory
+from hpcray.core.gcs.gcs import RecoveringGcs
+from hpcray.core.raylet.worker_pool import IDLE
+from hpcray.history.block_file import BlockWriter
+from hpcray.history.records import (
+    Alive,
+    Ask,
+    Began,
+    ClusterState,
+    Ended,
+    Figures,
+    Functions,
+    Line,
+    NewRecords,
+    NodeDeath,
+    Process,
+    Reason,
+    encode,
+)
+from hpcray.history.runs import boot_id, file_name, history_root, job_name, prune
+from hpcray.platform.private_files import PrivateDirectory
+from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.platform.session_directory import read_session
+from hpcray.protocol import messages as m
+from hpcray.protocol.messages import WORKER
+from hpcray.runtime.raylet.event_log import NodeExtension
+from hpcray.runtime.raylet.raylet import Raylet
+
+PERIOD = 1.0
+"""Seconds between two questions to a process that works."""
+_LONGEST_PERIOD = 4.0  # seconds between two questions to a process that does nothing
+_FULL_RING = 0.25  # the share of a process's ring of ended tasks beyond which it is asked sooner
+_SHORTEST_PERIOD = 0.1
+_FIRST_LOOK = 0.3  # seconds after the start
+_FIGURES_PERIOD = 2.0  # seconds between two looks at the node's resources
+_CLUSTER_SHARE = 0.005  # of the head's time that it may spend on rows of actors and groups
+_ALIVE_PERIOD = 30.0  # seconds without anything new after which the head says that it lives
+_SLACK = 0.25  # seconds by which a look may be late, to share a wake-up
+_LOOK_FOR_OTHERS = 6.0  # seconds after the start at which the head looks for the files of other nodes
+_CLOSING = 0.5  # seconds that the end of a node may wait for its last blocks
+_LEAST_FILE = 1 << 20  # bytes
+_STEPS = 50  # a change of a figure by less than one of so many steps is not written
+_SECRET = re.compile(r"(?i)([\w-]*(?:token|secret|passw|api[-_]?key|credential)[\w-]*)([= ]+)('[^']*'|\S+)")
+_ACTOR_FIELDS = ("class_name", "name", "state", "node", "pid", "restarts", "reason", "worker", "detached")
+_GROUP_FIELDS = ("name", "strategy", "state", "bundles", "nodes")
+_SLURM_FACTS = (
+    "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT",
+    "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_CPUS_ON_NODE", "SLURM_MEM_PER_NODE", "SLURM_CLUSTER_NAME",
+)  # fmt: skip
+
+
+class NodeHistory(NodeExtension):
+    """Writes what happens on one node."""
+
+    name: ClassVar[str] = "history"
+
+    def __init__(self, raylet: Raylet) -> None:
+        self._raylet = raylet
+        self._loop = raylet.loop
+        self._node = raylet.node
+        self._decode = msgspec.msgpack.Decoder(NewRecords).decode
+        self._writer: BlockWriter | None = None
+        self._pending: list[Any] = []
+        self._began: Began | None = None
+        self._stopping = False
+        self._written_at = 0.0
+        self._due: dict[bytes, tuple[float, float]] = {}  # process: time of the next question, and what lies between
+        self._tick_at = float("inf")
+        self._functions = _FunctionTotals()
+        self._figures_at = self._cluster_at = 0.0
+        self._shown: tuple[Any, ...] = ()
+        self._cluster: dict[bytes, dict[str, Any]] = {}
+        self._nodes: list[dict[str, Any]] = []
+        self._gone: dict[bytes, Process] = {}
+        self._place = _Place(raylet)
+
+    @classmethod
+    def of_job(cls, raylet: Raylet) -> NodeHistory | None:
+        """Return the history of this node, None if the job wants none."""
+        return cls(raylet) if raylet.context.config.history else None
+
+    # ------------------------------------------------------------ events
+
+    def came_up(self, session: str) -> None:
+        """Begin to write."""
+        if self._writer is not None:
+            return
+        raylet, context, now = self._raylet, self._raylet.context, self._loop.now
+        self._began = began = self._describe(session)
+        self._pending.insert(0, began)
+        self._place.open_at(context.config.history_dir, began.job, began.run)
+        share = context.config.history_size // max(1, context.cluster_size)
+        self._writer = BlockWriter(self._place.open_file, max(_LEAST_FILE, share // 2), self._place.look_around)
+        self._written_at = now
+        for proc, link in raylet.router.links.items():
+            self.process_joined(proc, link.kind, link.pid)
+        self._flush()
+        self._schedule(now + _FIRST_LOOK)
+
+    def process_joined(self, proc: bytes, kind: str, pid: int) -> None:
+        """A process of this node was welcomed."""
+        if proc not in self._due:
+            self._due[proc] = (self._loop.now + _FIRST_LOOK, PERIOD)
+            self._add(Process(time.time(), proc, pid, kind, "joined"))
+
+    def process_died(self, proc: bytes, kind: str, reason: str) -> None:
+        """A process of this node is gone."""
+        self._due.pop(proc, None)
+        self._functions.process_died(proc)
+        worker = self._raylet.lease_manager.pool.workers.get(proc)
+        self._gone[proc] = Process(time.time(), proc, worker.pid if worker is not None else 0, kind, "gone", reason)
+        self._schedule(self._loop.now)
+
+    def last_figures(self, proc: bytes, figures: bytes) -> None:
+        """A worker ends in good order."""
+        said = msgspec.msgpack.decode(figures)
+        self._functions.said(proc, said["functions"], said["partial"])
+
+    def node_died(self, node: int, reason: str) -> None:
+        """Another node is dead."""
+        self._add(NodeDeath(time.time(), node, reason))
+        self._flush()
+
+    def printed(self, severity: str, text: str) -> None:
+        """The raylet prints a line."""
+        self._add(Line(time.time(), severity, text))
+
+    def end_explained(self, kind: str, text: str, proc: bytes) -> None:
+        """A reason of the end is known."""
+        self._add(Reason(time.time(), kind, text, proc))
+        self._flush()
+
+    def stopping(self, code: int) -> None:
+        """The processes of this node leave: they answer once more before they do."""
+        self._stopping = True
+        if self._writer is not None:
+            for proc in self._raylet.router.links:
+                self._ask(proc)
+            self._look_at_node(self._loop.now, always=True)
+            self._look_at_cluster(self._loop.now, always=True)
+        self._add(Ended(time.time(), code))
+        self._flush()
+
+    def on_message(self, src: bytes, body: bytes) -> None:
+        """A process has answered."""
+        try:
+            report = self._decode(body)
+        except msgspec.DecodeError:
+            return
+        self._functions.said(src, report.functions, report.partial)
+        self._pending += report.records
+        if src in self._due:
+            period = self._due[src][1]
+            size = self._raylet.context.config.task_events
+            if report.quiet:
+                period = min(_LONGEST_PERIOD, 1.5 * period)
+            elif report.seen > _FULL_RING * size:
+                period = max(_SHORTEST_PERIOD, PERIOD * _FULL_RING * size / report.seen)
+            else:
+                period = PERIOD
+            self._due[src] = (self._loop.now + period, period)
+            self._schedule(self._loop.now + period)
+
+    def close(self) -> None:
+        """The loop has ended: write what is there."""
+        if self._writer is not None:
+            self._flush()
+            self._writer.close(_CLOSING)
+
+    # ------------------------------------------------------------ looks
+
+    def _schedule(self, at: float) -> None:
+        """Have a look at this time, or earlier."""
+        if at < self._tick_at and self._writer is not None and not self._stopping:
+            self._tick_at = at
+            self._loop.call_at(at, lambda: self._tick(at), _SLACK)
+
+    def _tick(self, at: float) -> None:
+        if at != self._tick_at or self._stopping or self._writer is None:
+            return  # an earlier look has taken its place
+        self._tick_at = float("inf")
+        now = self._loop.now
+        workers = self._raylet.lease_manager.pool.workers
+        following = now + _LONGEST_PERIOD
+        for proc, (due, period) in self._due.items():
+            if due <= now:
+                worker = workers.get(proc)
+                if worker is not None and worker.state == IDLE and period > PERIOD:
+                    self._due[proc] = (now + period, period)  # it runs nothing, and has said all
+                else:
+                    self._ask(proc)
+                    self._due[proc] = (now + period, period)  # where no answer comes
+            following = min(following, self._due[proc][0])
+        self._look_at_node(now)
+        self._look_at_cluster(now)
+        self._flush()
+        if self._raylet.head is not None and now - self._written_at >= _ALIVE_PERIOD:
+            self._add(Alive(time.time()))
+            self._flush()
+        if problem := self._writer.problem():
+            self._raylet.events.report("WARNING", self._place.complaint(problem))
+        if missing := self._place.missing_nodes():
+            self._raylet.events.report("WARNING", missing)
+        self._schedule(max(following, now + _SHORTEST_PERIOD))
+
+    def _ask(self, proc: bytes) -> None:
+        self._raylet.router.send(proc, m.ExtensionMessage(self.name, encode(Ask())))
+
+    def _look_at_node(self, now: float, always: bool = False) -> None:
+        """Note what this node uses, where that has changed."""
+        if not always and now - self._figures_at < _FIGURES_PERIOD:
+            return
+        row = self._raylet.introspection.figures.row()
+        seconds, self._figures_at = now - self._figures_at, now
+        job = row["cpu"]["job"]
+        before = self._shown[0] if self._shown else job
+        steps = (
+            round(_STEPS * row["memory"]["used"] / max(1, row["memory"]["limit"])),
+            round(_STEPS * row["store"]["used"] / max(1, row["store"]["capacity"])),
+            round(_STEPS * (job - before) / max(1.0, seconds) / row["cpu"]["host_count"]),
+            row["resources"], row["workers"], row["actors"], row["leases"], row["waiting"], row["store"]["on_disk"],
+        )  # fmt: skip
+        if always or not self._shown or steps != self._shown[1]:
+            for name in ("node", "host", "time"):
+                row.pop(name, None)
+            self._add(Figures(time.time(), row))
+        self._shown = (job, steps)
+
+    def _look_at_cluster(self, now: float, always: bool = False) -> None:
+        """On the head: note which actors, groups and nodes have changed."""
+        head = self._raylet.head
+        if head is None or (not always and now < self._cluster_at):
+            return
+        began = time.perf_counter()
+        gcs = head.gcs if isinstance(head, RecoveringGcs) else head
+        found = ClusterState(time.time())
+        for row in gcs.actors.actor_rows(now):
+            self._note(found.actors, row["actor"], {name: row[name] for name in _ACTOR_FIELDS})
+        for row in _answer(gcs, "placement_groups"):
+            self._note(found.groups, row["group"], {name: row[name] for name in _GROUP_FIELDS})
+        nodes = [
+            {"node": row["Index"], "id": row["NodeID"], "host": row["NodeManagerHostname"], "alive": row["Alive"],
+             "reason": row["DeathReason"], "total": row["Resources"]}
+            for row in _answer(gcs, "nodes")
+        ]  # fmt: skip
+        if nodes != self._nodes:
+            self._nodes = found.nodes = nodes
+        if found.actors or found.groups or found.nodes:
+            self._add(found)
+        self._cluster_at = now + max(_FIGURES_PERIOD, (time.perf_counter() - began) / _CLUSTER_SHARE)
+
+    def _note(self, into: dict[bytes, dict[str, Any]], ident: bytes, row: dict[str, Any]) -> None:
+        if self._cluster.get(ident) != row:
+            self._cluster[ident] = into[ident] = row
+
+    # ------------------------------------------------------------ writing
+
+    def _add(self, record: Any) -> None:
+        self._pending.append(record)
+
+    def _flush(self) -> None:
+        """Append what is there as one block."""
+        if self._writer is None:
+            return
+        for proc, row in self._gone.items():
+            self._add(self._with_exit(proc, row))
+        self._gone.clear()
+        if changed := self._functions.changed():
+            self._add(Functions(time.time(), changed, self._functions.partial))
+        if not self._pending:
+            return
+        if self._writer.full and self._began is not None:
+            self._writer.begin_file(encode(self._first_records()))
+        self._writer.add(encode(self._pending))
+        self._pending = []
+        self._written_at = self._loop.now
+
+    def _first_records(self) -> list[Any]:
+        """The first block of a further file: all that readers need of the files before it, which may be gone then."""
+        assert self._began is not None
+        self._began.earlier = True
+        first: list[Any] = [self._began, Functions(time.time(), self._functions.all(), self._functions.partial)]
+        if self._cluster or self._nodes:
+            actors = {ident: row for ident, row in self._cluster.items() if "class_name" in row}
+            groups = {ident: row for ident, row in self._cluster.items() if "class_name" not in row}
+            first.append(ClusterState(time.time(), actors, groups, self._nodes))
+        return first
+
+    def _with_exit(self, proc: bytes, row: Process) -> Process:
+        """The record of a process that is gone, with Ray's word for its end where the lease manager knows it."""
+        for known in reversed(self._raylet.lease_manager.ended.rows(self._loop.now)):
+            if known["proc"] == proc:
+                row.exit, row.actor, row.pid = known["exit_type"], known["actor"], known["pid"]
+                break
+        if row.kind == WORKER and self._stopping:
+            row.exit = row.exit or "JOB_ENDED"
+        return row
+
+    def _describe(self, session: str) -> Began:
+        context, info = self._raylet.context, self._raylet.context.info
+        me = ProcessIdentity.of(os.getpid())
+        try:
+            program = read_session(context.session_dir).program
+        except StartupError:
+            program = ""
+        return Began(
+            at=time.time(),
+            job=job_name(os.environ, session),
+            run=session,
+            node=self._node,
+            nodes=context.cluster_size,
+            host=info.host,
+            pid=os.getpid(),
+            started=me.started if me is not None else 0,
+            boot=boot_id(),
+            program=_SECRET.sub(r"\1\2***", program),
+            total={name: amount[1] for name, amount in self._raylet.introspection.figures.row()["resources"].items()},
+            logs=os.path.realpath(logs_directory(context.session_dir)) if context.config.log_dir else "",
+            end=self._raylet.run_info.end,
+            period=PERIOD,
+            offset=0.0 if self._raylet.head is not None else None,
+            slurm={name: os.environ[name] for name in _SLURM_FACTS if name in os.environ},
+            python=sys.version.split()[0],
+        )
+
+
+class _FunctionTotals:
+    """Counts and times of a node by function, as its processes have said. partial: they have not seen all of it."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, FunctionRow] = {}
+        self._said: dict[bytes, dict[str, FunctionRow]] = {}
+        self._changed: set[str] = set()
+        self.partial = False
+
+    def said(self, proc: bytes, functions: dict[str, FunctionRow], partial: bool) -> None:
+        """A process has said what it has run since its start; rows that it leaves out have not changed."""
+        if functions:
+            self._said.setdefault(proc, {}).update(functions)
+            self._changed.update(functions)
+        self.partial = self.partial or partial
+
+    def process_died(self, proc: bytes) -> None:
+        """A process will say nothing more."""
+        add_functions(self._ended, self._said.pop(proc, {}))
+
+    def changed(self) -> dict[str, FunctionRow]:
+        """The rows of the functions that have run since the last call."""
+        names, self._changed = self._changed, set()
+        return self._sum(names) if names else {}
+
+    def all(self) -> dict[str, FunctionRow]:
+        """All rows."""
+        return self._sum({*self._ended, *(name for rows in self._said.values() for name in rows)})
+
+    def _sum(self, names: set[str]) -> dict[str, FunctionRow]:
+        found: dict[str, FunctionRow] = {}
+        for rows in (self._ended, *self._said.values()):
+            add_functions(found, {name: rows[name] for name in names if name in rows})
+        return found
+
+
+class _Place:
+    """The directory of the run: what may have to wait for a file server, and so is called in the writer's thread."""
+
+    def __init__(self, raylet: Raylet) -> None:
+        self._node, self._nodes = raylet.node, raylet.context.cluster_size
+        self._leads = raylet.head is not None
+        self._root = self._job = self._run = ""
+        self._look_at = 0.0
+        self._missing: list[int] = []
+
+    def open_at(self, configured: str, job: str, run: str) -> None:
+        """Say where it is."""
+        self._root, self._job, self._run = history_root(os.environ, configured), job, run
+        self._look_at = time.monotonic() + _LOOK_FOR_OTHERS if self._leads and self._nodes > 1 else float("inf")
+
+    def open_file(self, number: int) -> int:
+        """Open the file with this number, and remove the last but one before it."""
+        if self._leads and not number:
+            prune(self._root)
+        with self._directory() as run:
+            if number > 1:
+                run.remove(file_name(self._node, number - 2))
+            return run.append(file_name(self._node, number))
+
+    def _directory(self) -> PrivateDirectory:
+        with PrivateDirectory.open(self._root) as root, root.directory(self._job) as job:
+            return job.directory(self._run)
+
+    def look_around(self) -> None:
+        """On the head, once: do the other nodes write to this directory?"""
+        if time.monotonic() >= self._look_at:
+            self._look_at = float("inf")
+            with self._directory() as run:
+                there = {name.split(".")[0] for name in run.names()}
+            self._missing = [node for node in range(self._nodes) if f"node-{node}" not in there]
+
+    def missing_nodes(self) -> str:
+        """Which nodes' parts will be missing, said once; "" if none."""
+        missing, self._missing = self._missing, []
+        if not missing:
+            return ""
+        shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        return (
+            f"the history of this job will lack node {shown}: nothing of it comes into {self._root}, which its host "
+            "does not share, or cannot write to; hint: HPCRAY_HISTORY_DIR names a directory that all nodes share"
+        )
+
+    def complaint(self, problem: str) -> str:
+        """The line that is printed where nothing can be written."""
+        return (
+            f"the history of this node is not written, or not whole: {self._root}: {problem}. The job goes on without; "
+            "hint: HPCRAY_HISTORY_DIR names another directory, HPCRAY_HISTORY=0 turns it off"
+        )
+
+
+def _answer(gcs: Any, method: str) -> list[dict[str, Any]]:
+    reply = gcs.queries.answer(m.GcsCall(0, method, b""))
+    return msgspec.msgpack.decode(reply.value) if reply.ok else []

@@ -1,0 +1,116 @@
+"""The answers of a driver or worker to its raylet, which writes the history.
+
+Nothing is noted for it between two questions: the answer is read from what the process keeps anyway, its ring of ended
+tasks (`hpcray.runtime.worker.task_events`) and its tables.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from heapq import nlargest
+from time import perf_counter
+from typing import Any, ClassVar
+
+import msgspec
+
+from hpcray.history.records import Ask, NewRecords, Running, Tasks, encode
+from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.core_worker.extensions import Extension, ExtensionProcess
+
+_ALL = 100
+"""Ended tasks of one answer, up to which all are given."""
+_FAILED, _SLOWEST, _OTHERS = 100, 20, 60
+"""Beyond it: failed ones at most, slowest ones, and some of the others, evenly."""
+_MOST_ERRORS = 50
+_ERROR_TEXT = 2000  # characters at the beginning and at the end of an error's text
+
+_Row = tuple[bytes, str, float, int, Any]
+
+
+class ProcessHistory(Extension):
+    """Answers `Ask` with what is new since the last one."""
+
+    name: ClassVar[str] = "history"
+    messages: ClassVar[Any] = Ask
+    waits_at_exit: ClassVar[bool] = False
+
+    def __init__(self, process: ExtensionProcess) -> None:
+        super().__init__(process)
+        self._counted: dict[str, int] = {}
+        self._since = 0.0
+        self._last_error: Any = None
+        self._shown: tuple[Any, ...] = ()
+
+    def on_message(self, source: bytes, message: Any) -> None:
+        """A raylet asks (lock held)."""
+        self.send(source, self._report())
+
+    def _report(self) -> NewRecords:
+        introspect = self.process.diagnostics.introspect
+        said = introspect("figures", ())
+        functions = {name: row for name, row in said["functions"].items() if self._counted.get(name) != row[0]}
+        self._counted.update((name, row[0]) for name, row in functions.items())
+        records: list[msgspec.Raw] = []
+        seen = 0
+        ring = current.worker.replies.record if current.worker is not None else None
+        if ring is not None:
+            rows = ring.dump(since=self._since)
+            errors = self._new_errors(ring.dump_errors())
+            if rows or errors:
+                seen = len(rows)
+                self._since = rows[-1][2] if rows else self._since
+                records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
+        running = introspect("calls", ())
+        waits = len(introspect("waiting", ()))
+        shown = (tuple(call["task"] for call in running), said["queued"], waits)
+        if shown != self._shown:
+            self._shown = shown
+            now = Running(
+                time.time(),
+                self.process.me,
+                os.getpid(),
+                [(call["task"], call["name"], call["seconds"]) for call in running],
+                said["queued"],
+                waits,
+            )
+            records.append(msgspec.Raw(encode(now)))
+        return NewRecords(functions, said["partial"], seen, records, not records and not functions)
+
+    def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:
+        new = []
+        for row in reversed(errors):
+            if row is self._last_error:
+                break
+            new.append(row)
+        if new:
+            self._last_error = new[0]
+        return [(task, kind, shorten(text)) for task, kind, text in reversed(new[:_MOST_ERRORS])]
+
+    def _tasks(self, rows: list[_Row], errors: list[tuple[bytes, str, str]]) -> Tasks:
+        offset = time.time() - perf_counter()
+        names: dict[str, int] = {}
+        chosen = [
+            (task, names.setdefault(name, len(names)), end + offset, us, bool(failed))
+            for task, name, end, us, failed in sample(rows)
+        ]
+        worker = current.worker
+        actor = worker.actor.spec.actor if worker is not None and worker.actor is not None else b""
+        return Tasks(time.time(), self.process.me, os.getpid(), actor, list(names), chosen, len(rows), errors)
+
+
+def sample(rows: list[_Row]) -> list[_Row]:
+    """Some of many tasks, in their order: those that failed, the slowest, and every so manieth of the others."""
+    if len(rows) <= _ALL:
+        return rows
+    chosen = [place for place, row in enumerate(rows) if row[4]][-_FAILED:]
+    chosen += nlargest(_SLOWEST, range(len(rows)), key=lambda place: rows[place][3])
+    chosen += range(0, len(rows), -(-len(rows) // _OTHERS))
+    return [rows[place] for place in sorted(set(chosen))]
+
+
+def shorten(text: str) -> str:
+    """A long text without its middle."""
+    if len(text) <= 2 * _ERROR_TEXT:
+        return text
+    return f"{text[:_ERROR_TEXT]}\n... ({len(text) - 2 * _ERROR_TEXT} characters) ...\n{text[-_ERROR_TEXT:]}"

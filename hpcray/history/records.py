@@ -1,0 +1,208 @@
+"""The records of a history: what nodes write while a job runs, and what readers find when it has ended.
+
+Times are Unix times in seconds, by the clock of the node that writes. No record has values of arguments or of
+environment variables. A reader skips records that it does not know: a later version may write more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, Union
+
+import msgspec
+from msgspec import Struct
+
+from hpcray.common.figures import FunctionRow
+
+
+class Began(Struct, array_like=True, tag=1):
+    """A node takes part in the job: first record of each file.
+
+    Attributes:
+        at: when. job, run: the two directories of the history. node, nodes: its number, and how many there were.
+        pid, started: of its raylet; `started` in clock ticks since the host's start, as the kernel counts, so that a
+            later process with the same pid is another one. boot: id of the host's boot.
+        program: command line of the program; "": not known here. total: resources. offset: seconds that this clock is
+            ahead of the head's, None: not known. logs: directory of workers' log files that stay, "" for none.
+        end: when the batch system ends the job, 0: not known. period: seconds between two looks.
+        earlier: whether this file continues another one of this node.
+    """
+
+    at: float
+    job: str
+    run: str
+    node: int
+    nodes: int
+    host: str
+    pid: int
+    started: int
+    boot: str
+    program: str
+    total: dict[str, float]
+    logs: str = ""
+    end: float = 0.0
+    period: float = 1.0
+    earlier: bool = False
+    offset: float | None = None
+    slurm: dict[str, str] = {}
+    python: str = ""
+
+
+class Figures(Struct, array_like=True, tag=2):
+    """The resources of a node and their use: `NodeFigures.row`. account: seconds of its cores by what they did, since
+    the node's start."""
+
+    at: float
+    row: dict[str, Any]
+    account: dict[str, float] = {}
+
+
+class Functions(Struct, array_like=True, tag=3):
+    """Counts and times of a node since its start, by function; later rows replace earlier ones. partial: some runs were
+    not seen."""
+
+    at: float
+    functions: dict[str, FunctionRow]
+    partial: bool = False
+
+
+class Tasks(Struct, array_like=True, tag=4):
+    """Tasks and calls that have ended in a process: all, or where they were many, a sample with all failed and the
+    slowest ones.
+
+    Attributes:
+        names: of the functions. rows: id, number of the name, end, microseconds, whether it failed. seen: how many
+            there were. errors: id, class and text.
+    """
+
+    at: float
+    proc: bytes
+    pid: int
+    actor: bytes
+    names: list[str]
+    rows: list[tuple[bytes, int, float, int, bool]]
+    seen: int
+    errors: list[tuple[bytes, str, str]] = []
+
+
+class Running(Struct, array_like=True, tag=5):
+    """The work of a process at a moment. running: task id, name, seconds. queued: tasks and calls of its own that have
+    not been sent, by name. blocked: tasks that wait in `get` or `wait`. Replaces the record before it."""
+
+    at: float
+    proc: bytes
+    pid: int
+    running: list[tuple[bytes, str, float]] = []
+    queued: dict[str, int] = {}
+    waits: int = 0
+
+
+class Process(Struct, array_like=True, tag=6):
+    """A process has joined ("joined") or is gone ("gone"). kind: as in `Hello`. exit: Ray's word for how it ended."""
+
+    at: float
+    proc: bytes
+    pid: int
+    kind: str
+    what: str
+    reason: str = ""
+    exit: str = ""
+    actor: bytes = b""
+
+
+class Line(Struct, array_like=True, tag=7):
+    """The raylet has printed a line."""
+
+    at: float
+    severity: str
+    text: str
+
+
+class NodeDeath(Struct, array_like=True, tag=8):
+    """The head has declared a node dead."""
+
+    at: float
+    node: int
+    reason: str
+
+
+class ClusterState(Struct, array_like=True, tag=9):
+    """The tables of the head: actors and placement groups that have changed, by id, and all nodes."""
+
+    at: float
+    actors: dict[bytes, dict[str, Any]] = {}
+    groups: dict[bytes, dict[str, Any]] = {}
+    nodes: list[dict[str, Any]] = []
+
+
+class Reason(Struct, array_like=True, tag=10):
+    """Why the job ends: `NodeEventLog.explain_end`."""
+
+    at: float
+    kind: str
+    text: str
+    proc: bytes = b""
+
+
+class Ended(Struct, array_like=True, tag=11):
+    """The node's processes were asked to leave, with this code; the job has ended in good order, or this node has."""
+
+    at: float
+    code: int
+
+
+class Alive(Struct, array_like=True, tag=12):
+    """Nothing has happened, and the node lives."""
+
+    at: float
+
+
+Record = Union[Began, Figures, Functions, Tasks, Running, Process, Line, NodeDeath, ClusterState, Reason, Ended, Alive]
+
+
+class Ask(Struct, array_like=True, tag=0):
+    """r→p: what has come since the last question? Answer: NewRecords."""
+
+
+class NewRecords(Struct, array_like=True, tag=1):
+    """p→r, answer to Ask. functions: rows that have changed, since the start of the process. partial: some runs were
+    not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new."""
+
+    functions: dict[str, FunctionRow]
+    partial: bool
+    seen: int
+    records: list[msgspec.Raw]
+    quiet: bool
+
+
+encode = msgspec.msgpack.Encoder().encode
+
+
+@cache
+def _decoders() -> tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[msgspec.Raw]], Callable[[Any], Any]]:
+    """Made by readers alone: workers are not to pay for them."""
+    return (
+        msgspec.msgpack.Decoder(list[Record]).decode,
+        msgspec.msgpack.Decoder(list[msgspec.Raw]).decode,
+        msgspec.msgpack.Decoder(Record).decode,
+    )
+
+
+def decode(content: bytes) -> tuple[list[Any], int]:
+    """The records of a block, and how many of them are not known to this version."""
+    whole, parts, one = _decoders()
+    try:
+        return whole(content), 0
+    except msgspec.DecodeError:
+        pass
+    found, unknown = [], 0
+    try:
+        for part in parts(content):
+            try:
+                found.append(one(part))
+            except msgspec.DecodeError:
+                unknown += 1
+    except msgspec.DecodeError:
+        unknown += 1
+    return found, unknown

@@ -1,0 +1,252 @@
+"""Jobs that have ended, in any way: what the commands say of them afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.jobs import Job, embedded, on_two_nodes
+from helpers.leaks import processes_with, wait_until
+
+PROGRAM = """\
+import os, sys, time
+import hpcray as ray
+
+ray.init() if os.environ.get("HPCRAY_ADDRESS") else ray.init(num_cpus=2)
+
+
+@ray.remote
+def short(secret):
+    time.sleep(0.01)
+    return secret
+
+
+@ray.remote
+def failing():
+    raise ValueError("the planted <b>message</b> 4711")
+
+
+@ray.remote
+def endless():
+    time.sleep(600)
+
+
+@ray.remote(num_cpus=0)
+class Counter:
+    def count(self):
+        return 1
+
+
+counter = Counter.remote()
+ray.get([short.remote("argument-xyzzy") for _ in range(40)])
+for _ in range(3):
+    try:
+        ray.get(failing.remote())
+    except ValueError:
+        pass
+ray.get([counter.count.remote() for _ in range(5)])
+how = sys.argv[1]
+if how == "raise":
+    raise RuntimeError("the program's own error 815")
+if how == "exit":
+    sys.exit(7)
+if how == "kill":
+    refs = [endless.remote() for _ in range(2)]
+    time.sleep(3)
+    print("ready", flush=True)
+    ray.get(refs)
+"""
+MARK = "HISTORY_TEST_MARK"
+SECRET = {"HPCRAY_TEST_SECRET": "variable-xyzzy"}
+
+
+@pytest.fixture
+def histories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The directory of this test's histories."""
+    directory = tmp_path / "histories"
+    monkeypatch.setenv("HPCRAY_HISTORY_DIR", str(directory))
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    yield directory
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def hpcray(*words: str, cwd: str = "/", code: int = 0) -> str:
+    """What a command prints; it has to end with this code."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcray.cli", *words], capture_output=True, text=True, cwd=cwd, timeout=100
+    )
+    assert done.returncode == code, (words, done.stdout, done.stderr)
+    return done.stdout
+
+
+def run_named(histories: Path) -> str:
+    """The name of the only run."""
+    (path,) = histories.glob("*/*")
+    return path.name
+
+
+def kill_all(mark: str) -> None:
+    """SIGKILL for all processes of the job at once."""
+    for _ in range(2):
+        for pid in processes_with(MARK, mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not processes_with(MARK, mark), "the end of all processes")
+
+
+class TestKilled:
+    """All processes got SIGKILL three seconds ago."""
+
+    @pytest.fixture
+    def killed(self, histories: Path, program: Path) -> str:
+        mark = uuid.uuid4().hex
+        with Job(embedded(program, "kill"), {**SECRET, MARK: mark}) as job:
+            assert job.line() == "ready"
+            kill_all(mark)
+        return run_named(histories)
+
+    def test_commands_answer_from_any_directory(self, killed: str, program: Path, tmp_path: Path) -> None:
+        for cwd in ("/", str(tmp_path)):
+            listed = hpcray("jobs", cwd=cwd)
+            assert re.search(rf"{killed} +program.py +KILLED", listed)
+            counts = hpcray("summary", "tasks", "--job", killed, cwd=cwd)
+            assert re.search(r"short +FINISHED: 40 ", counts)
+            assert re.search(r"failing +FAILED: 3 ", counts)
+            assert re.search(r"endless +RUNNING: 2\b", counts)
+            assert re.search(r"Counter.count +FINISHED: 5 ", counts)
+            why = hpcray("why", "--job", killed, cwd=cwd)
+            assert "KILLED: " in why and "killed" in why and "nothing was heard since" in why
+            assert "ValueError: the planted <b>message</b> 4711 (3 times" in why
+            assert "2 tasks ran when it was heard of last" in why and "endless" in why
+
+    def test_report(self, killed: str, tmp_path: Path) -> None:
+        hpcray("report", "--job", killed, str(tmp_path / "report.html"), cwd=str(tmp_path))
+        page = (tmp_path / "report.html").read_text()
+        for text in ("short", "failing", "endless", "Counter.count", "KILLED", "4711"):
+            assert text in page
+        assert "<b>message</b>" not in page and "&lt;b&gt;message&lt;/b&gt;" in page
+        assert "xyzzy" not in page
+        assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)|@import|url\(", page)
+
+    def test_no_value_of_an_argument_or_a_variable_is_kept(self, killed: str, histories: Path) -> None:
+        from hpcray.history.block_file import Damage, blocks
+
+        for path in histories.rglob("*.blocks"):
+            content = b"".join(blocks(path.read_bytes(), Damage()))
+            assert b"xyzzy" not in content
+            assert b"short" in content
+            assert path.stat().st_mode & 0o777 == 0o600
+            assert path.parent.stat().st_mode & 0o777 == 0o700
+
+    def test_lists_and_timeline(self, killed: str, tmp_path: Path) -> None:
+        tasks = json.loads(hpcray("list", "tasks", "--json", "--job", killed, "-f", "state=FAILED"))
+        assert [row["name"] for row in tasks] == ["failing"] * 3
+        assert "4711" in tasks[0]["error_message"]
+        (actor,) = json.loads(hpcray("list", "actors", "--json", "--job", killed))
+        assert (actor["class_name"], actor["state"]) == ("Counter", "ALIVE")
+        hpcray("timeline", str(tmp_path / "trace.json"), "--job", killed)
+        assert {row["name"] for row in json.loads((tmp_path / "trace.json").read_text())} >= {"short", "endless"}
+        assert f"{tasks[0]['task_id']}: failed at" in hpcray("why", tasks[0]["task_id"], "--job", killed)
+
+    def test_a_damaged_history_is_read_as_far_as_it_goes(self, killed: str, histories: Path) -> None:
+        (path,) = histories.rglob("*.blocks")
+        whole = path.read_bytes()
+        for data in (whole[:-3], whole[:100], b"", b"x" * 100, whole[:50] + b"\0" * 10 + whole[60:]):
+            path.write_bytes(data)
+            hpcray("jobs")
+            assert hpcray("why", "--job", killed)
+            hpcray("summary", "tasks", "--job", killed)
+
+    def test_removed(self, killed: str, histories: Path) -> None:
+        hpcray("jobs", "rm", killed)
+        assert not list(histories.iterdir())
+        hpcray("jobs", "rm", killed, code=1)
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "state", "cause"),
+    [
+        ("end", 0, "COMPLETED", "the program ended by itself"),
+        ("raise", 1, "FAILED", "the program raised an exception: RuntimeError: the program's own error 815"),
+        ("exit", 7, "FAILED", "the program ended with exit code 7"),
+    ],
+)
+def test_ends_of_programs(how: str, code: int, state: str, cause: str, histories: Path, program: Path) -> None:
+    with Job([sys.executable, "-m", "hpcray", str(program), how] if how == "exit" else embedded(program, how)) as job:
+        assert job.wait().code == code
+    name = run_named(histories)
+    assert re.search(rf"{name} +program.py +{state}", hpcray("jobs"))
+    assert f"{state}: {cause}" in hpcray("why", "--job", name)
+    counts = hpcray("summary", "tasks", "--job", name)
+    assert re.search(r"short +FINISHED: 40 ", counts) and re.search(r"failing +FAILED: 3 ", counts)
+
+
+def test_two_nodes_and_a_signal(histories: Path, program: Path) -> None:
+    with Job(on_two_nodes(program, "kill")) as job:
+        assert job.line() == "ready"
+        job.send(signal.SIGTERM)
+        job.wait()
+    name = run_named(histories)
+    assert {path.name for path in histories.glob("*/*/*")} == {"node-0.0.blocks", "node-1.0.blocks"}
+    why = hpcray("why", "--job", name)
+    assert "SIGTERM" in why and "2 nodes" in why
+
+
+def test_a_second_run_of_a_slurm_job_keeps_the_first(histories: Path, program: Path) -> None:
+    slurm = {"SLURM_JOB_ID": "4242", "SLURM_ARRAY_JOB_ID": "4240", "SLURM_ARRAY_TASK_ID": "2"}
+    for _ in range(2):
+        with Job([*embedded(program, "end")], slurm) as job:
+            job.wait()
+    assert len(list(histories.glob("4240_2/*"))) == 2
+    done = subprocess.run(
+        [sys.executable, "-m", "hpcray.cli", "summary", "tasks", "--job", "4240_2"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "ran 2 times" in done.stderr, done.stderr
+
+
+class TestWithoutAPlace:
+    """The job runs as if there were no history, and says so once."""
+
+    def test_not_writable(self, program: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with Job(embedded(program, "kill"), {"HPCRAY_HISTORY_DIR": str(tmp_path / "file" / "below")}) as job:
+            assert job.line() == "ready"
+            job.send(signal.SIGINT)
+            ended = job.wait()
+        assert ended.err.count("the history of this node is not written") == 1, ended.err
+
+    def test_switched_off(self, histories: Path, program: Path) -> None:
+        with Job(embedded(program, "end"), {"HPCRAY_HISTORY": "0"}) as job:
+            assert job.wait().code == 0
+        assert not histories.exists()
+
+
+def test_old_histories_go(tmp_path: Path) -> None:
+    from hpcray.history.runs import prune, runs
+
+    now = time.time()
+    for number, days in enumerate((40, 20, 10, 0)):
+        directory = tmp_path / str(number) / f"{number:016x}"
+        directory.mkdir(parents=True, mode=0o700)
+        (directory / "node-0.0.blocks").write_bytes(b"x" * 1000)
+        os.utime(directory / "node-0.0.blocks", (now - days * 86400, now - days * 86400))
+    assert [run.job for run in prune(str(tmp_path), now)] == ["0"]
+    assert [run.job for run in prune(str(tmp_path), now, size=1500)] == ["1", "2"]
+    assert [run.job for run in runs(str(tmp_path))] == ["3"]
