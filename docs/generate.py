@@ -87,8 +87,7 @@ def attributes(docstring: str) -> dict[str, str]:
 
 def settings() -> str:
     """The page on settings."""
-    from hpcray.common.config import Config
-    from hpcray.common.launch_config import LaunchConfig
+    from hpcray.common.config import Config, LaunchConfig
 
     head = ["variable", "default", "type", "meaning"]
     return (

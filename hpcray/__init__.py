@@ -28,7 +28,7 @@ if not (
         restart_count,
         time_left,
     )
-    from hpcray.api.logging_config import LoggingConfig
+    from hpcray.api.driver_job import LoggingConfig
     from hpcray.api.objects import cancel, get, put, wait
     from hpcray.api.runtime_context import (
         available_resources,

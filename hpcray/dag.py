@@ -6,9 +6,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpcray.graphs.class_node import ClassMethodNode, ClassNode
     from hpcray.graphs.compiled_dag_node import CompiledDAG
-    from hpcray.graphs.constants import (
+    from hpcray.graphs.compiled_dag_ref import DAGContext
+    from hpcray.graphs.dag_node import DAGNode
+    from hpcray.graphs.nodes import (
+        ClassMethodNode,
+        ClassNode,
+        DAGInputData,
+        FunctionNode,
+        InputAttributeNode,
+        InputNode,
+        MultiOutputNode,
+    )
+    from hpcray.graphs.py_obj_scanner import (
         BIND_INDEX_KEY,
         COLLECTIVE_OPERATION_KEY,
         DAGNODE_TYPE_KEY,
@@ -16,11 +26,6 @@ if TYPE_CHECKING:
         PARENT_CLASS_NODE_KEY,
         PREV_CLASS_METHOD_CALL_KEY,
     )
-    from hpcray.graphs.context import DAGContext
-    from hpcray.graphs.dag_node import DAGNode
-    from hpcray.graphs.function_node import FunctionNode
-    from hpcray.graphs.input_node import DAGInputData, InputAttributeNode, InputNode
-    from hpcray.graphs.output_node import MultiOutputNode
     from hpcray.graphs.vis_utils import plot
 
 __all__ = [
@@ -44,17 +49,17 @@ __all__ = [
 ]
 
 _WHERE = {
-    **{name: "constants" for name in __all__ if name.endswith("_KEY")},
-    "ClassMethodNode": "class_node",
-    "ClassNode": "class_node",
+    **{name: "py_obj_scanner" for name in __all__ if name.endswith("_KEY")},
+    "ClassMethodNode": "nodes",
+    "ClassNode": "nodes",
     "CompiledDAG": "compiled_dag_node",
-    "DAGContext": "context",
-    "DAGInputData": "input_node",
+    "DAGContext": "compiled_dag_ref",
+    "DAGInputData": "nodes",
     "DAGNode": "dag_node",
-    "FunctionNode": "function_node",
-    "InputAttributeNode": "input_node",
-    "InputNode": "input_node",
-    "MultiOutputNode": "output_node",
+    "FunctionNode": "nodes",
+    "InputAttributeNode": "nodes",
+    "InputNode": "nodes",
+    "MultiOutputNode": "nodes",
     "plot": "vis_utils",
 }
 

@@ -7,8 +7,20 @@ import hashlib
 import inspect
 import logging
 import types
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    NoReturn,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 
 import cloudpickle
 
@@ -22,20 +34,167 @@ from hpcray.api.actor_handle import (
     ActorProxy,
     travelling,
 )
-from hpcray.api.export import check_size, exported, full_name, unserializable_argument
+from hpcray.api.export import (
+    ANYTHING,
+    NOTHING,
+    arity,
+    check_size,
+    describe,
+    exported,
+    full_name,
+    unserializable_argument,
+)
 from hpcray.api.launch_hooks import actor_hooks
-from hpcray.api.method import method
-from hpcray.api.options import ActorOptions, yields
+from hpcray.api.options import METHOD_RULES, ActorOptions, check_generator, did_you_mean, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import ACTOR_LIFETIME, runtime_envs_of, with_runtime_env
 from hpcray.api.session import check_namespace, require_session
-from hpcray.api.signature import ANYTHING, NOTHING, arity, describe
 from hpcray.common.exceptions import ActorHandleNotFoundError
 from hpcray.common.ids import HEAD, run_of
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS, has_async_method
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+
+if TYPE_CHECKING:
+    from hpcray.api.actor_handle import AnyMethod, StreamingMethod
+    from hpcray.graphs.nodes import ClassNode
+
+
+# ------------------------------------------------------------ method
+# The decorator `@method`, and what type checkers make of a method that it marks.
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+S = TypeVar("S")
+Plain_co = TypeVar("Plain_co", covariant=True)
+
+
+class Method(Protocol[P, R_co, Plain_co]):
+    """A marked method: with `.remote` on an actor's class, which stands for its handle; a plain one on an instance."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> ActorMethod[P, R_co]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: Any = None) -> Callable[P, Plain_co]: ...
+
+
+class GeneratorMethod(Protocol[P, R_co, Plain_co]):
+    """A marked method that is a generator."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> StreamingMethod[P, R_co]: ...
+
+    @overload
+    def __get__(self, instance: object, owner: Any = None) -> Callable[P, Plain_co]: ...
+
+
+class MethodOfMany(Protocol[P, Plain_co]):
+    """A method marked with `num_returns`: how many refs a call gives is not known."""
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> AnyMethod: ...
+
+    @overload
+    def __get__(self, instance: object, owner: Any = None) -> Callable[P, Plain_co]: ...
+
+
+class DecorateMethod(Protocol):
+    """`@method(...)` with options."""
+
+    @overload
+    def __call__(
+        self, target: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+    ) -> Method[P, R, Coroutine[Any, Any, R]]: ...
+
+    @overload
+    def __call__(
+        self, target: Callable[Concatenate[S, P], Generator[R, Any, Any]], /
+    ) -> GeneratorMethod[P, R, Generator[R, Any, Any]]: ...
+
+    @overload
+    def __call__(
+        self, target: Callable[Concatenate[S, P], AsyncGenerator[R, Any]], /
+    ) -> GeneratorMethod[P, R, AsyncGenerator[R, Any]]: ...
+
+    @overload
+    def __call__(self, target: Callable[Concatenate[S, P], R], /) -> Method[P, R, R]: ...
+
+
+class DecorateMethodOfMany(Protocol):
+    """`@method(num_returns=...)`."""
+
+    def __call__(self, target: Callable[Concatenate[S, P], R], /) -> MethodOfMany[P, R]:
+        """Decorate a method."""
+
+
+@overload
+def method(
+    function: Callable[Concatenate[S, P], Coroutine[Any, Any, R]], /
+) -> Method[P, R, Coroutine[Any, Any, R]]: ...
+
+
+@overload
+def method(
+    function: Callable[Concatenate[S, P], Generator[R, Any, Any]], /
+) -> GeneratorMethod[P, R, Generator[R, Any, Any]]: ...
+
+
+@overload
+def method(
+    function: Callable[Concatenate[S, P], AsyncGenerator[R, Any]], /
+) -> GeneratorMethod[P, R, AsyncGenerator[R, Any]]: ...
+
+
+@overload
+def method(function: Callable[Concatenate[S, P], R], /) -> Method[P, R, R]: ...
+
+
+@overload
+def method(*, num_returns: Literal[1] | None = None, **options: Any) -> DecorateMethod: ...
+
+
+@overload
+def method(*, num_returns: int | str, **options: Any) -> DecorateMethodOfMany: ...
+
+
+def method(*args: Any, **options: Any) -> Any:
+    """Set the options of an actor method: `@method(num_returns=2)`. Without options the decorator has no effect.
+
+    Args:
+        options: `num_returns`, `concurrency_group`, `max_task_retries`, `retry_exceptions` and others of Ray.
+
+    Raises:
+        AssertionError: an option is unknown, as in Ray. ValueError, TypeError: its value is not allowed.
+    """
+    if len(args) == 1 and callable(args[0]) and not options:
+        return args[0]
+    if args:
+        raise AssertionError(
+            "The @ray.method decorator must be applied using no arguments or at least one of the arguments in the list "
+            f"{list(METHOD_RULES)}, for example '@ray.method(num_returns=2)'; got {args}"
+        )
+    for keyword in options.keys() - METHOD_RULES.keys():
+        raise AssertionError(
+            f"Unexpected keyword argument to @ray.method: '{keyword}'. The supported keyword arguments are "
+            f"{list(METHOD_RULES)}.{did_you_mean([keyword], METHOD_RULES)}"
+        )
+    for keyword, value in options.items():
+        METHOD_RULES[keyword].validate(keyword, value)
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        check_generator(options.get("num_returns"), yields(function))
+        setattr(function, METHOD, options)
+        return function
+
+    return decorate
+
+
+# ------------------------------------------------------------ actor
+
 
 __all__ = [
     "ActorClass",
@@ -73,9 +232,6 @@ class _ExportedClass:
             check_size(blob, "actor", cls.__name__)
             self.blob = blob
 
-
-if TYPE_CHECKING:
-    from hpcray.graphs.class_node import ClassNode
 
 T = TypeVar("T")
 
@@ -238,7 +394,7 @@ class ActorClass(Generic[T]):
 
     def bind(self, /, *args: Any, **kwargs: Any) -> ClassNode:
         """Make a node of a graph that creates an actor; its methods can be bound in turn."""
-        from hpcray.graphs.class_node import ClassNode
+        from hpcray.graphs.nodes import ClassNode
 
         return ClassNode(self.__ray_actor_class__, args, kwargs, self._default_options, remote=self)
 
@@ -247,7 +403,7 @@ class ActorClass(Generic[T]):
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import remote_html
+        from hpcray.notebooks.notebook import remote_html
 
         return remote_html("Actor class", self.__ray_actor_class__, self._options.given)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, ov
 
 import cloudpickle
 
-from hpcray.api.export import unserializable_argument
+from hpcray.api.export import ANYTHING, Arity, arity, unserializable_argument
 from hpcray.api.options import (
     METHOD_RULES,
     PER_YIELD,
@@ -19,7 +19,6 @@ from hpcray.api.options import (
     transport_of,
 )
 from hpcray.api.session import require_session
-from hpcray.api.signature import ANYTHING, Arity, arity
 from hpcray.common.ids import ActorID
 from hpcray.core.core_worker.task import ExtraOptions
 from hpcray.protocol.out_of_band import pickling
@@ -202,7 +201,7 @@ class ActorMethod(Generic[P, R_co]):
         Raises:
             TypeError: the arguments do not match the method.
         """
-        from hpcray.graphs.class_node import bind_method
+        from hpcray.graphs.nodes import bind_method
 
         plan = self._plan
         try:
@@ -343,7 +342,7 @@ class ActorHandle(Generic[C]):
         return None if state is None else 1 + ("PENDING", "ALIVE", "RESTARTING", "DEAD").index(state)
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import actor_html
+        from hpcray.notebooks.notebook import actor_html
 
         return actor_html(self)
 

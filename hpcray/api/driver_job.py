@@ -7,23 +7,46 @@ environment for life.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import sys
 import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from itertools import count
+from typing import Any
 
 import msgspec
 
-from hpcray.api.submitted_driver import report_to_submission
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
+from hpcray.common.job_names import DRIVER_PREFIX, JOB_ID_METADATA_KEY, KV_NAMESPACE, job_config, job_key
 from hpcray.common.resources import JOB_FIELD
 from hpcray.notebooks.notebook import notebook_shell
+from hpcray.platform.log_format import FORMATTERS, STANDARD_ATTRIBUTES
 from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import WORKER, JobInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.worker.log_output import log_as
+
+# ------------------------------------------------------------ submitted driver
+# The driver of a submitted job, as the job knows it.
+
+
+def report_to_submission(process: CoreWorker, job_id: str) -> None:
+    """Store who the driver is of the submitted job whose entrypoint this process is, or was started by."""
+    submission = (job_config(os.environ).get("metadata") or {}).get(JOB_ID_METADATA_KEY)
+    if submission:
+        driver = {"id": job_id, "node_ip_address": node_ip_address(), "pid": str(os.getpid())}
+        packed = json.dumps(driver).encode()
+        process.gcs.call("kv_put", job_key(DRIVER_PREFIX, submission), packed, True, KV_NAMESPACE)
+
+
+# ------------------------------------------------------------ driver job
+
 
 LIBRARY = re.compile(r"ray\.(data|train|tune|serve|rllib)(\.[a-z]\w*)?")
 """The public modules of Ray's libraries."""
@@ -120,3 +143,54 @@ def _number(process: CoreWorker) -> int:
     if is_ours(1):
         return 1
     return next(number for number in count(1 + len(process.gcs.call("kv_keys", b"", space))) if is_ours(number))
+
+
+# ------------------------------------------------------------ logging config
+# `LoggingConfig`: the log lines of a job.
+
+
+@dataclass
+class LoggingConfig:
+    """Format and level of the root loggers of the driver and its workers, for `init(logging_config=...)`.
+
+    Args:
+        encoding: "TEXT", or "JSON" for one object per line. Both contain job, node, worker, task and actor.
+        log_level: lowest level that is written, a level name of `logging`.
+        additional_log_standard_attrs: further attributes of log records to write.
+
+    Raises:
+        ValueError: the encoding, the level or an attribute is unknown.
+    """
+
+    encoding: str = "TEXT"
+    log_level: str = "INFO"
+    additional_log_standard_attrs: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.encoding not in FORMATTERS:
+            raise ValueError(f"Invalid encoding type: {self.encoding}. Valid encoding types are: {list(FORMATTERS)}")
+        level: Any = self.log_level
+        if not isinstance(level, int) and not isinstance(logging.getLevelName(level), int):
+            raise ValueError(f"Unknown level: {self.log_level!r}; hint: DEBUG, INFO, WARNING, ERROR or CRITICAL")
+        for attribute in self.additional_log_standard_attrs:
+            if attribute not in STANDARD_ATTRIBUTES:
+                raise ValueError(
+                    f"Unknown python logging standard attribute: {attribute}. The valid attributes are: "
+                    f"{set(STANDARD_ATTRIBUTES)}"
+                )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dict of JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, d: Mapping[str, Any]) -> LoggingConfig:
+        """Make one of a mapping of fields; what is no field is left out."""
+        known = {one.name for one in fields(cls)}
+        return cls(**{name: value for name, value in d.items() if name in known})
+
+    def _apply(self) -> None:
+        """Configure the loggers of this process."""
+        log_as(self.to_dict())
+
+    _configure_logging = _apply

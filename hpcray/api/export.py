@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from hpcray.common.exceptions import OufOfBandObjectRefSerializationException
@@ -69,3 +72,98 @@ def check_size(blob: bytes, kind: str, name: str) -> None:
 def unserializable_argument(error: SerializationError, name: str) -> TypeError:
     """Return the error for an argument of the function, method or constructor `name` that does not pickle."""
     return not_serializable(f"the argument % for a task or actor {name}", error.value)
+
+
+# ------------------------------------------------------------ signature
+# Signatures of remote functions and methods as texts, by which arguments are checked at the call.
+#
+# Actor handles contain the signatures of methods, so a signature is a short text: `x,y=,/,*rest,scale=,**more`.
+
+
+_KEYWORD_ONLY = inspect.Parameter.KEYWORD_ONLY
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+ANYTHING = "*_,**__"
+NOTHING = ""
+
+
+class Arity:
+    """Checks arguments against one signature.
+
+    Attributes:
+        low, high: numbers of positional arguments between which a call without keywords always matches.
+    """
+
+    __slots__ = ("_signature", "high", "low")
+
+    def __init__(self, signature: inspect.Signature) -> None:
+        parameters = signature.parameters.values()
+        positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+        self._signature = signature
+        self.low: float = sum(parameter.default is parameter.empty for parameter in positional)
+        self.high: float = len(positional)
+        if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+            self.high = float("inf")
+        if any(parameter.kind is _KEYWORD_ONLY and parameter.default is parameter.empty for parameter in parameters):
+            self.low = float("inf")
+
+    def check(self, name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise TypeError for arguments that do not match the signature; `name` is the function's."""
+        if not kwargs and self.low <= len(args) <= self.high:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{name}(): {error}; it takes ({_shown(self._signature)})") from None
+
+
+def describe(function: Callable[..., Any], skip: int = 0) -> str:
+    """Write the signature of a function as text, without its first `skip` parameters (self)."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return ANYTHING
+    if skip and parameters and parameters[0].kind in _POSITIONAL:
+        parameters = parameters[skip:]
+    parts: list[str] = []
+    for index, parameter in enumerate(parameters):
+        name = parameter.name if parameter.default is parameter.empty else f"{parameter.name}="
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            name = f"*{name}"
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            name = f"**{name}"
+        elif parameter.kind is _KEYWORD_ONLY and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        parts.append(name)
+        following = parameters[index + 1].kind if index + 1 < len(parameters) else None
+        if parameter.kind is parameter.POSITIONAL_ONLY and following is not parameter.POSITIONAL_ONLY:
+            parts.append("/")
+    return ",".join(parts)
+
+
+@functools.lru_cache(maxsize=4096)
+def arity(text: str) -> Arity:
+    """Return the checker for a signature that `describe` wrote."""
+    parameters: list[inspect.Parameter] = []
+    kind: inspect._ParameterKind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    for part in text.split(",") if text else ():
+        if part == "/":
+            parameters = [parameter.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for parameter in parameters]
+        elif part.startswith("**"):
+            parameters.append(inspect.Parameter(part[2:], inspect.Parameter.VAR_KEYWORD))
+        elif part.startswith("*"):
+            kind = _KEYWORD_ONLY
+            if part != "*":
+                parameters.append(inspect.Parameter(part[1:], inspect.Parameter.VAR_POSITIONAL))
+        elif part.endswith("="):
+            parameters.append(inspect.Parameter(part[:-1], kind, default=None))
+        else:
+            parameters.append(inspect.Parameter(part, kind))
+    return Arity(inspect.Signature(parameters))
+
+
+def _shown(signature: inspect.Signature) -> str:
+    shown = [
+        parameter.replace(default=...) if parameter.default is not parameter.empty else parameter
+        for parameter in signature.parameters.values()
+    ]
+    return str(signature.replace(parameters=shown))[1:-1].replace("=Ellipsis", "=…")

@@ -18,7 +18,7 @@ from hpcray.api.scheduling_strategies import (
     with_labels,
 )
 from hpcray.common import labels
-from hpcray.common.deprecation import RayDeprecationWarning
+from hpcray.common.exceptions import RayDeprecationWarning
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import ACCELERATOR_TYPE, ACCELERATOR_TYPE_SHARE, UNIT, Resources, to_units
 from hpcray.platform.accelerators import KINDS

@@ -7,20 +7,19 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
-from hpcray.api.export import check_size, exported, full_name, unserializable_argument
+from hpcray.api.export import Arity, arity, check_size, describe, exported, full_name, unserializable_argument
 from hpcray.api.launch_hooks import task_hooks
 from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, transport_of, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.runtime_env import with_runtime_env
 from hpcray.api.session import require_session
-from hpcray.api.signature import Arity, arity, describe
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 if TYPE_CHECKING:
-    from hpcray.graphs.function_node import FunctionNode
+    from hpcray.graphs.nodes import FunctionNode
     from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
 P = ParamSpec("P")
@@ -156,7 +155,7 @@ class RemoteFunction(Generic[P, R_co]):
 
         Nodes among the arguments stand for their results.
         """
-        from hpcray.graphs.function_node import FunctionNode
+        from hpcray.graphs.nodes import FunctionNode
 
         return FunctionNode(self._function, args, kwargs, self._default_options, remote=self)
 
@@ -210,7 +209,7 @@ class RemoteFunction(Generic[P, R_co]):
         self._bound = self._process = None
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook_reprs import remote_html
+        from hpcray.notebooks.notebook import remote_html
 
         return remote_html("Remote function", self._function, self._options.given)
 

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 
 from hpcray.common.exceptions import RuntimeEnvSetupError
+from hpcray.common.job_names import job_config
 from hpcray.common.resources import JOB_FIELD
-from hpcray.common.submitted_jobs import job_config
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef

@@ -11,13 +11,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 
-from hpcray.api.driver_job import announce, imported_libraries
-from hpcray.api.late_address import LateAddress
-from hpcray.api.logging_config import LoggingConfig
+from hpcray.api.driver_job import LoggingConfig, announce, imported_libraries
 from hpcray.api.options import ACTOR_RULES, did_you_mean
 from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
@@ -29,7 +27,7 @@ from hpcray.core.core_worker.object_entry import Waiter
 from hpcray.core.core_worker.object_table import PENDING
 from hpcray.diagnostics.introspection import ObjectInventory
 from hpcray.notebooks.notebook import show_in_cells
-from hpcray.platform.job_variables import JobVariables, session_of_parent
+from hpcray.platform.launcher_environment import JobVariables, session_of_parent
 from hpcray.platform.log_format import check_rotation
 from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInfo
 from hpcray.platform.sockets import node_ip_address
@@ -43,6 +41,55 @@ from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, Worke
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime_env.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.transport.startup import read_launch
+
+# ------------------------------------------------------------ late address
+# The address of a cluster that its program is still composing.
+
+
+class LateAddress(str):
+    """Address of a cluster of this interpreter, whose nodes start when they are needed.
+
+    `init(address=...)` with it postpones the start to the first use of the session. Its text is for others (a program
+    that this one starts, a variable of the environment): a call that reads the text starts the nodes.
+
+    Attributes:
+        newest: the address that `init()` without an argument takes; None for none.
+        text: starts the nodes unless they run, and returns the address as plain text.
+        started: returns True if the nodes run.
+    """
+
+    newest: ClassVar[LateAddress | None] = None
+    text: Callable[[], str]
+    started: Callable[[], bool]
+
+    def __new__(cls, text: Callable[[], str], started: Callable[[], bool]) -> LateAddress:
+        made = super().__new__(cls, f"cluster-{id(text):x}")
+        made.text = text
+        made.started = started
+        return made
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __format__(self, spec: str) -> str:
+        return format(self.text(), spec)
+
+    def __add__(self, other: str) -> str:
+        return self.text() + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text()
+
+    def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        """Return the text as bytes; variables of the environment and command lines are made this way."""
+        return self.text().encode(encoding, errors)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (self.text(),)
+
+
+# ------------------------------------------------------------ session
+
 
 logger = logging.getLogger("hpcray")
 
@@ -72,7 +119,7 @@ class ClientContext(Mapping[str, Any]):
     @property
     def dashboard_url(self) -> str:
         """Where `hpcray dashboard` listens on this node, while it runs: `127.0.0.1:8265` or `unix:PATH`; else ""."""
-        from hpcray.platform.dashboard_address import dashboard_address  # few programs ask
+        from hpcray.platform.running_jobs import dashboard_address  # few programs ask
 
         process = current.process
         return dashboard_address(process.session_dir) if process is not None else ""

@@ -18,23 +18,27 @@ from rich.text import Text
 
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
-from hpcray.cli.config import config
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
 from hpcray.cli.history import remove_history, report
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
-from hpcray.cli.job_option import check_configuration, errors_as_messages, job_option, parse_sbatch_options
-from hpcray.cli.option_types import version_option
+from hpcray.cli.job_option import (
+    check_configuration,
+    errors_as_messages,
+    job_option,
+    parse_sbatch_options,
+    version_option,
+)
+from hpcray.cli.nodes import config
+from hpcray.cli.observe import print_worker_lines
 from hpcray.cli.profile import profile
 from hpcray.cli.progress import progress
 from hpcray.cli.top import top
-from hpcray.cli.worker_output import print_worker_lines
+from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
-from hpcray.common.launch_config import ExecutorName
 from hpcray.common.terminal_text import plain
-from hpcray.jobs.client_mode import client_mode_command
-from hpcray.jobs.submission import LOCAL, check_request, choose_executor, with_configured_place
+from hpcray.jobs.submission import LOCAL, check_request, choose_executor, client_mode_command, with_configured_place
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun

@@ -12,7 +12,7 @@ import click
 
 from hpcray.cli.job_option import errors_as_messages, job, job_option, session_directory
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.dashboard_address import UNIX, published_dashboard
+from hpcray.platform.running_jobs import UNIX, published_dashboard
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ def _listen(stack: contextlib.ExitStack, place: ApiAddress) -> socket.socket:
 
 def _serve_api(stack: contextlib.ExitStack, process: CoreWorker, sock: socket.socket, place: ApiAddress) -> None:
     """Serve Ray's API until the stack ends, and say how its clients find it."""
+    from hpcray.ray_api.gate import api_token
     from hpcray.ray_api.server import path_beside, serving
-    from hpcray.ray_api.token import api_token
 
     try:
         token = api_token(os.environ, path_beside(process.session_dir, sock, "token"))

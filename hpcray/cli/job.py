@@ -14,11 +14,10 @@ from typing import Any, NoReturn
 
 import click
 
-from hpcray.cli.job_option import errors_as_messages, without_options
-from hpcray.cli.option_types import typed
+from hpcray.cli.job_option import errors_as_messages, typed, without_options
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on
+from hpcray.common.config import parse_size
 from hpcray.common.exceptions import RayError
-from hpcray.common.sizes import parse_size
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
 from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES, replaced_by_variables

@@ -11,7 +11,7 @@ from typing import Any
 from hpcray.history.job_history import JobHistory
 from hpcray.history.outcome import outcome
 from hpcray.history.runs import Run, history_root, runs
-from hpcray.jobs.slurm_queue import ActiveJob, active_jobs, query_states
+from hpcray.jobs.batch_queues import ActiveJob, active_jobs, query_states
 from hpcray.jobs.submitted_job import SubmittedJob
 from hpcray.platform.process_tree import ancestors
 from hpcray.platform.running_jobs import RunningJob, running_jobs

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hpcray.cli.option_types import typed, version_option
+from hpcray.cli.job_option import typed, version_option
 from hpcray.launch.launch_line import (
     LaunchError,
     LaunchOptions,
@@ -26,7 +26,7 @@ from hpcray.launch.launch_line import (
 from hpcray.launch.launchers import AUTO, NAMES
 from hpcray.launch.runner import run_launcher
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.status_line import TERMINAL_SIZE, terminal_size
+from hpcray.platform.console import TERMINAL_SIZE, terminal_size
 from hpcray.runtime.node.options import NODE_FLAGS, NodeOptions, parse_count
 
 _EPILOG = """\b

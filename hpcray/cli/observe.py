@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -27,13 +29,10 @@ from hpcray.diagnostics.wait_graph import show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.job_view import LiveJob
-from hpcray.state.logs import LogError, LogReader
-from hpcray.state.metrics_export import export_metrics
-from hpcray.state.node_metrics import common_labels, own_metrics
-from hpcray.state.object_growth import count_objects, growth
-from hpcray.state.options import Filter, GetLogOptions
+from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
+from hpcray.state.memory_use import count_objects, growth, largest_processes
+from hpcray.state.node_metrics import common_labels, export_metrics, own_metrics
 from hpcray.state.overview import JobOverview
-from hpcray.state.process_memory import largest_processes
 from hpcray.state.reports import (
     list_table,
     node_columns,
@@ -48,6 +47,7 @@ from hpcray.state.reports import (
     sum_stores,
     summary_rows,
 )
+from hpcray.state.schemas import Filter, GetLogOptions
 from hpcray.state.why import WaitSearch
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
@@ -470,3 +470,41 @@ def _report_missing(state: StateAggregator) -> None:
 
 
 COMMANDS = [status, memory, metrics, stack, why, list_, summary, worker_logs, timeline_, dump, replay]
+
+
+# ------------------------------------------------------------ worker output
+# The lines of workers, as `hpcray logs` prints them.
+
+
+_TIMEOUT = 10.0  # seconds
+
+
+def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes: Collection[int], pattern: str) -> None:
+    """Print lines of workers of a running job: `(f pid=123, node 2) text`; those of standard error there."""
+    try:
+        wanted = LineFilter(nodes or None, task, actor, re.compile(pattern) if pattern else None)
+    except re.error as error:
+        raise click.UsageError(f"--grep {pattern}: {error}") from None
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently
+    with job(address) as process:
+        indices = {row["Index"] for row in process.gcs.nodes()}
+        if unknown := sorted({*nodes} - indices):
+            raise click.ClickException(f"there is no node {unknown[0]}; hint: hpcray list nodes")
+        lines = WorkerLines(process, _TIMEOUT)
+        found = False
+        try:
+            for line in lines.follow(wanted) if follow else lines.read(wanted):
+                found = True
+                who = f"{plain(line.who)} " if line.who else ""
+                prefix = click.style(f"({who}pid={line.pid}, node {line.node})", fg="cyan")
+                click.echo(f"{prefix} {line.text}", err=line.error)
+        except KeyboardInterrupt:
+            sys.exit(130)
+        if not found and (nodes or task or actor or pattern):
+            click.echo(
+                f"no line matches; {lines.lines} lines of {len(lines.processes)} processes were read; "
+                "hint: hpcray list actors, hpcray list tasks show the names; without options all lines are printed",
+                err=True,
+            )
+        elif not found:
+            click.echo(f"none of the {len(lines.processes)} workers has printed anything", err=True)

@@ -13,6 +13,8 @@ from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.cluster_query import show_kernel
 from hpcray.state.profile import (
+    FORMATS,
+    SUFFIXES,
     FunctionTime,
     JobProfile,
     JobProfiler,
@@ -23,7 +25,6 @@ from hpcray.state.profile import (
     time_by_label,
     top_functions,
 )
-from hpcray.state.profile_files import FORMATS, SUFFIXES
 from hpcray.state.reports import print_table, print_text
 
 _SILENT_LINES = 12  # of the stacks of a process that does not answer

@@ -15,8 +15,8 @@ import click
 from hpcray.cli.job_option import job, job_option
 from hpcray.common.exceptions import RayError
 from hpcray.common.terminal_text import plain
+from hpcray.platform.console import StatusLine, terminal_size
 from hpcray.platform.session_directory import read_session
-from hpcray.platform.status_line import StatusLine, terminal_size
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.overview import FunctionUse, JobOverview, JobUse
 from hpcray.state.reports import format_duration

@@ -19,7 +19,7 @@ from hpcray.cli.job_option import check_configuration, job_option, session_direc
 from hpcray.cli.ray_start import start, stop, symmetric_run
 from hpcray.cli.ray_status import health_check, status
 from hpcray.common.ray_version import RAY_VERSION
-from hpcray.state.options import StateResource
+from hpcray.state.schemas import StateResource
 from hpcray.util.state import RayStateApiException, StateApiClient
 
 _LAUNCH = "a cluster lasts as long as its program; hint: hpcray-launch program.py, or sbatch"

@@ -18,7 +18,7 @@ from typing import NoReturn
 import click
 
 from hpcray.common.terminal_text import plain
-from hpcray.jobs.slurm_queue import ActiveJob, active_jobs
+from hpcray.jobs.batch_queues import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.host_addresses import addresses_of, parse_cluster_address
 from hpcray.platform.launcher_environment import outside_of_job

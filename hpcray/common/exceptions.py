@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -557,3 +559,16 @@ def publish(names: dict[str, Any]) -> None:
 
 
 publish(globals())
+
+
+# ------------------------------------------------------------ deprecation
+# The warning that a name or a value of an option will be removed.
+
+
+class RayDeprecationWarning(DeprecationWarning):
+    """Warning that a name will be removed."""
+
+
+if not sys.warnoptions:
+    # Python hides deprecations outside of __main__; one of these is shown once for each module that uses the name.
+    warnings.filterwarnings("module", category=RayDeprecationWarning)

@@ -20,9 +20,8 @@ import tempfile
 import time
 from typing import Any
 
-from hpcray.api.late_address import LateAddress
 from hpcray.api.runtime_context import nodes
-from hpcray.api.session import init, is_initialized, shutdown
+from hpcray.api.session import LateAddress, init, is_initialized, shutdown
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_problem, labels_text

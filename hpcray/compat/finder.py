@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import MutableSequence, Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -22,9 +23,50 @@ from hpcray.api.driver_job import LIBRARY, preload
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ray_version import RAY_VERSION, STANDIN
 from hpcray.compat import table
-from hpcray.compat.amendments import amended_spec
 from hpcray.compat.names.log import generate_logging_config
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
+
+# ------------------------------------------------------------ amendments
+# Modules of a lent library that are changed after their import, where Ray's behaviour must not be had here.
+
+
+AMENDMENTS = {
+    "ray._common.tls_utils": "hpcray.compat.serve:tls_utils",
+    "ray.serve._private.client": "hpcray.compat.serve:client",
+    "ray.serve._private.default_impl": "hpcray.compat.serve:default_impl",
+    "ray.serve._private.grpc_util": "hpcray.compat.serve:grpc_util",
+    "ray.serve._private.http_util": "hpcray.compat.serve:http_util",
+    "ray.serve.config": "hpcray.compat.serve:config",
+    "ray.serve.scripts": "hpcray.compat.serve:scripts",
+    "ray.serve.schema": "hpcray.compat.serve:schema",
+    "ray.train.torch.config": "hpcray.compat.train_network:torch_config",
+    "ray.tune.tune": "hpcray.compat.tune_drain:tune",
+}
+"""By module of Ray: a function that gets the module, once it has been executed."""
+
+
+class AmendingLoader(SourceFileLoader):
+    """Executes a module of a lent library, then amends it."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute the module and call its function of `AMENDMENTS`."""
+        super().exec_module(module)
+        source, _, function = AMENDMENTS[module.__name__].partition(":")
+        getattr(importlib.import_module(source), function)(module)
+
+
+def amended_spec(fullname: str, path: object) -> ModuleSpec | None:
+    """Return the spec of a lent module that is in `AMENDMENTS`; None for any other, which Python finds itself."""
+    if fullname not in AMENDMENTS:
+        return None
+    spec = PathFinder.find_spec(fullname, path)  # type: ignore[arg-type]
+    if spec is not None and spec.origin:
+        spec.loader = AmendingLoader(fullname, spec.origin)
+    return spec
+
+
+# ------------------------------------------------------------ finder
+
 
 LENT = RAY_LIBRARIES
 """Variable: a directory with a package `ray`, as pip unpacks a real wheel, that lends its libraries (`lend`)."""

@@ -46,7 +46,7 @@ _MORE_CONSTANTS = (
     "RAY_ENABLE_EXPORT_API_WRITE_CONFIG RAY_EXPORT_EVENT_MAX_BACKUP_COUNT RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES TPU"
 )
 _LOG_CONSTANTS = (
-    "hpcray.common.log_names:LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME",
+    "hpcray.common.job_names:LOG_PREFIX_ACTOR_NAME LOG_PREFIX_INFO_MESSAGE LOG_PREFIX_JOB_ID LOG_PREFIX_TASK_NAME",
     "hpcray.runtime.core_worker.worker_output:TESTING_NEVER_DEDUP_TOKEN",
 )
 _LOG = (
@@ -60,33 +60,33 @@ _STATE = (
 
 MODULES: dict[str, tuple[str, ...]] = {
     "ray": (
-        f"{_NAMES}.worker_modes:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language",
+        f"{_NAMES}.ray_constants:LOCAL_MODE SCRIPT_MODE WORKER_MODE Language",
         f"{_NAMES}.ray_constants:logger",
         f"{_NAMES}.ids:{_IDS}",
-        f"{_NAMES}.raylet_config:_config",
+        f"{_NAMES}.ray_constants:_config",
         "hpcray",
     ),
-    "ray.actor": (f"{_NAMES}.actor_class:_modify_class", "hpcray.actor", "hpcray.api.actor"),
+    "ray.actor": (f"{_NAMES}.option_utils:_modify_class", "hpcray.actor", "hpcray.api.actor"),
     "ray.autoscaler": (),
     "ray.autoscaler._private": (),
     "ray.autoscaler._private.constants": (f"{_NAMES}.ray_constants:LOGGER_FORMAT",),
-    "ray.autoscaler.sdk": (f"{_NAMES}.autoscaler_sdk:request_resources",),
-    "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.pickling:dump_debug dumps_debug"),
+    "ray.autoscaler.sdk": (f"{_NAMES}.autoscaler:request_resources",),
+    "ray.cloudpickle": ("cloudpickle", f"{_NAMES}.serialization_context:dump_debug dumps_debug"),
     "ray.cloudpickle.cloudpickle": ("cloudpickle.cloudpickle",),
     "ray.cluster_utils": ("hpcray.compat.cluster_utils",),
     "ray.core": (),
     "ray.core.generated": (),
-    "ray.core.generated.autoscaler_pb2": (f"{_NAMES}.cluster_config:ClusterConfig NodeGroupConfig",),
-    "ray.data": (f"{_NAMES}.absent_libraries:from_pandas_refs",),
+    "ray.core.generated.autoscaler_pb2": (f"{_NAMES}.autoscaler:ClusterConfig NodeGroupConfig",),
+    "ray.data": (f"{_NAMES}.util:from_pandas_refs",),
     "ray.dashboard": (),
     "ray.dashboard.modules": (),
     "ray.dashboard.modules.dashboard_sdk": (f"{_NAMES}.serve_submission:parse_runtime_env_args",),
     "ray.dashboard.modules.job": (),
     "ray.dashboard.modules.job.common": (
         "hpcray.state.job_table:JobErrorType JobInfo JobStatus",
-        "hpcray.common.submitted_jobs:JOB_ACTOR_NAME_TEMPLATE JOB_ID_METADATA_KEY JOB_LOGS_PATH_TEMPLATE "
+        "hpcray.common.job_names:JOB_ACTOR_NAME_TEMPLATE JOB_ID_METADATA_KEY JOB_LOGS_PATH_TEMPLATE "
         "JOB_NAME_METADATA_KEY SUPERVISOR_ACTOR_RAY_NAMESPACE",
-        "hpcray.job_submission.job_request:JobSubmitRequest",
+        "hpcray.job_submission.job_records:JobSubmitRequest",
     ),
     "ray.dashboard.modules.job.sdk": ("hpcray.job_submission:JobSubmissionClient",),
     "ray.dashboard.modules.metrics": (),
@@ -104,12 +104,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.train": (),
     "ray.train._internal": (),
-    "ray.train._internal.session": (f"{_NAMES}.absent_libraries:get_session",),
+    "ray.train._internal.session": (f"{_NAMES}.util:get_session",),
     "ray.state": (f"{_NAMES}.state:{_STATE}",),
     "ray.types": ("hpcray:ObjectRef",),
     "ray._raylet": (
         f"{_NAMES}.ids:BaseID {_IDS}",
-        f"{_NAMES}.gcs_client:GcsClient",
+        f"{_NAMES}.state:GcsClient",
         f"{_NAMES}.serialization_context:SerializedObject",
         f"{_NAMES}.authentication:AuthenticationMode AuthenticationTokenLoader get_authentication_mode "
         "validate_authentication_token",
@@ -120,7 +120,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "node_ip_address_from_perspective parse_address",
     ),
     # -------------------------------------------------------------------- util
-    "ray.util": ("hpcray.util", f"{_NAMES}.util"),
+    "ray.util": ("hpcray.util", f"{_NAMES}.util:get_node_instance_id pdb"),
     "ray.util.accelerators": ("hpcray.util.accelerators",),
     "ray.util.accelerators.accelerators": ("hpcray.util.accelerators",),
     "ray.util.actor_group": ("hpcray.util.actor_pool:ActorGroup ActorGroupMethod ActorMetadata",),
@@ -136,14 +136,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.collective.types": ("hpcray.util.collective",),
     "ray.util.dask": ("hpcray.util.dask",),
     "ray.util.dask.callbacks": ("hpcray.util.dask.callbacks",),
-    "ray.util.dask.common": ("hpcray.util.dask.common",),
-    "ray.util.dask.optimizations": ("hpcray.util.dask.persistence:dataframe_optimize",),
+    "ray.util.dask.common": ("hpcray.util.dask.scheduler:unpack_object_refs",),
+    "ray.util.dask.optimizations": ("hpcray.util.dask.scheduler:dataframe_optimize",),
     "ray.util.dask.scheduler": ("hpcray.util.dask.scheduler",),
     "ray.util.dask.scheduler_utils": ("hpcray.util.dask.scheduler_utils",),
-    "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.memory_leaks:Suspect _test_some_code_for_memory_leaks"),
+    "ray.util.debug": ("hpcray.util.debug", f"{_NAMES}.util:Suspect _test_some_code_for_memory_leaks"),
     "ray.util.helpers": ("hpcray.util.helpers",),
-    "ray.util.iter": ("hpcray.util.iter",),
-    "ray.util.iter_metrics": ("hpcray.util.iter.metrics",),
     "ray.util.joblib": ("hpcray.util.joblib",),
     "ray.util.joblib.ray_backend": ("hpcray.util.joblib.ray_backend",),
     "ray.util.metrics": ("hpcray.util.metrics",),
@@ -151,7 +149,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.multiprocessing.pool": ("hpcray.util.multiprocessing.pool",),
     "ray.util.placement_group": (
         "hpcray.util.placement_group",
-        f"{_NAMES}.placement_group:_valid_resource_shape validate_placement_group",
+        f"{_NAMES}.util:_valid_resource_shape validate_placement_group",
     ),
     "ray.util.queue": ("hpcray.util.queue",),
     "ray.util.rpdb": (f"{_NAMES}.rpdb",),
@@ -162,27 +160,30 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray.util.state": ("hpcray.util.state",),
     "ray.util.state.api": ("hpcray.util.state",),
-    "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
+    "ray.util.state.common": ("hpcray.state.schemas", "hpcray.state.summaries"),
     "ray.util.state.exception": ("hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",),
-    "ray.util.state.util": (f"{_NAMES}.state_util:convert_string_to_type",),
+    "ray.util.state.util": (f"{_NAMES}.util:convert_string_to_type",),
     "ray.util.timer": ("hpcray.util.debug:_Timer",),
     "ray.util.tracing": ("hpcray.util.tracing",),
     "ray.util.tracing.setup_local_tmp_tracing": ("hpcray.util.tracing.setup_local_tmp_tracing",),
     "ray.util.tracing.tracing_helper": ("hpcray.util.tracing.tracing_helper",),
     # -------------------------------------------------------------------- graphs
     "ray.dag": ("hpcray.dag",),
-    "ray.dag.base": ("hpcray.graphs.base",),
-    "ray.dag.class_node": ("hpcray.graphs.class_node",),
+    "ray.dag.base": ("hpcray.graphs.py_obj_scanner:DAGNodeBase",),
+    "ray.dag.class_node": ("hpcray.graphs.nodes:ClassMethodNode ClassNode _UnboundClassMethodNode",),
     "ray.dag.compiled_dag_node": ("hpcray.graphs.compiled_dag_node",),
-    "ray.dag.constants": ("hpcray.graphs.constants",),
-    "ray.dag.context": ("hpcray.graphs.context",),
+    "ray.dag.constants": (
+        "hpcray.graphs.py_obj_scanner:BIND_INDEX_KEY COLLECTIVE_OPERATION_KEY DAGNODE_TYPE_KEY "
+        "IS_CLASS_METHOD_OUTPUT_KEY PARENT_CLASS_NODE_KEY PREV_CLASS_METHOD_CALL_KEY",
+    ),
+    "ray.dag.context": ("hpcray.graphs.compiled_dag_ref:DAGContext",),
     "ray.dag.dag_node": ("hpcray.graphs.dag_node",),
-    "ray.dag.format_utils": ("hpcray.graphs.format_utils",),
-    "ray.dag.function_node": ("hpcray.graphs.function_node",),
-    "ray.dag.input_node": ("hpcray.graphs.input_node",),
-    "ray.dag.output_node": ("hpcray.graphs.output_node",),
-    "ray.dag.py_obj_scanner": ("hpcray.graphs.py_obj_scanner",),
-    "ray.dag.utils": ("hpcray.graphs.utils",),
+    "ray.dag.format_utils": ("hpcray.graphs.py_obj_scanner:get_dag_node_str",),
+    "ray.dag.function_node": ("hpcray.graphs.nodes:FunctionNode",),
+    "ray.dag.input_node": ("hpcray.graphs.nodes:DAGInputData IN_CONTEXT_MANAGER InputAttributeNode InputNode",),
+    "ray.dag.output_node": ("hpcray.graphs.nodes:MultiOutputNode",),
+    "ray.dag.py_obj_scanner": ("hpcray.graphs.py_obj_scanner:_PyObjScanner _get_node _instances",),
+    "ray.dag.utils": ("hpcray.graphs.vis_utils:_DAGNodeNameGenerator",),
     "ray.dag.vis_utils": ("hpcray.graphs.vis_utils",),
     "ray.experimental.compiled_dag_ref": ("hpcray.graphs.compiled_dag_ref:CompiledDAGFuture CompiledDAGRef",),
     # -------------------------------------------------------------------- experimental
@@ -191,21 +192,18 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.experimental.collective.operations": ("hpcray.experimental.collective",),
     "ray.experimental.internal_kv": ("hpcray.experimental.internal_kv",),
     "ray.experimental.locations": ("hpcray.experimental.locations",),
-    "ray.experimental.shuffle": ("hpcray.experimental.shuffle", "hpcray.compat.names.shuffle"),
     "ray.experimental.state": (),
     "ray.experimental.state.api": ("hpcray.util.state",),
-    "ray.experimental.state.common": ("hpcray.state.schemas", "hpcray.state.options", "hpcray.state.summaries"),
+    "ray.experimental.state.common": ("hpcray.state.schemas", "hpcray.state.summaries"),
     "ray.experimental.state.exception": (
         "hpcray.util.state:DataSourceUnavailable RayStateApiException ServerUnavailable",
     ),
     "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
-    "ray._common.filters": (f"{_NAMES}.filters:CoreContextFilter",),
+    "ray._common.filters": (f"{_NAMES}.log:CoreContextFilter",),
     "ray._common.formatters": ("hpcray.platform.log_format:AbstractFormatter JSONFormatter TextFormatter",),
-    "ray._common.logging_constants": (
-        f"{_NAMES}.logging_constants:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",
-    ),
+    "ray._common.logging_constants": (f"{_NAMES}.log:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",),
     "ray._common.network_utils": (
         f"{_NAMES}.network_utils:build_address find_free_port get_all_interfaces_ip get_localhost_ip "
         "get_node_ip_address is_ipv6 is_localhost node_ip_address_from_perspective parse_address",
@@ -213,31 +211,24 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
     "ray._common.utils": (_UTILS, *_MORE_COMMON_UTILS),
     "ray._common.usage": (),
-    "ray._common.usage.usage_lib": (f"{_NAMES}.usage_lib",),
-    "ray._common.retry": (f"{_NAMES}.retry:call_with_retry format_exception matches_error retry",),
+    "ray._common.usage.usage_lib": (
+        f"{_NAMES}.utils:TagKey _TagKey get_extra_usage_tags_to_report get_hardware_usages_to_report "
+        "get_library_usages_to_report record_extra_usage_tag record_hardware_usage "
+        "record_library_usage usage_stats_enabled",
+    ),
     "ray._private": (),
     "ray._private.auto_init_hook": (
-        f"{_NAMES}.auto_init_hook:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
+        f"{_NAMES}.ray_client:auto_init_lock auto_init_ray enable_auto_connect wrap_auto_init",
     ),
-    "ray._private.collections_utils": (f"{_NAMES}.collections_utils:split",),
-    "ray._private.dict": (
-        f"{_NAMES}.nested_dicts:deep_update flatten_dict merge_dicts unflatten_dict unflatten_list_dict "
-        "unflattened_lookup",
-    ),
-    "ray._private.inspect_util": (
-        f"{_NAMES}.inspect_util:is_class_method is_cython is_function_or_method is_static_method",
-    ),
-    "ray._private.label_utils": (f"{_NAMES}.label_utils",),
-    "ray._private.path_utils": (f"{_NAMES}.path_utils:is_path",),
     "ray._private.accelerators": (_ACCELERATORS,),
     **{f"ray._private.accelerators.{name}": (_ACCELERATORS,) for name in _ACCELERATOR_MODULES},
     "ray._private.client_mode_hook": (
-        f"{_NAMES}.client_mode_hook:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
+        f"{_NAMES}.ray_client:_disable_client_hook _enable_client_hook _explicitly_disable_client_mode "
         "_explicitly_enable_client_mode client_mode_convert_actor client_mode_convert_function client_mode_hook "
         "client_mode_should_convert client_mode_wrap disable_client_hook enable_client_mode is_client_mode_enabled "
         "is_client_mode_enabled_by_default",
     ),
-    "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.gc_thread:PythonGCThread",),
+    "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.threads:PythonGCThread",),
     "ray._private.internal_api": (
         f"{_NAMES}.internal_api:get_local_ongoing_lineage_reconstruction_tasks get_memory_info_reply "
         "get_state_from_address global_gc memory_summary",
@@ -245,14 +236,19 @@ MODULES: dict[str, tuple[str, ...]] = {
     ),
     "ray._private.log": (f"{_NAMES}.log:{_LOG}",),
     "ray._private.ray_constants": (_CONSTANTS, _MORE_CONSTANTS, *_LOG_CONSTANTS),
-    "ray._private.ray_logging": (f"{_NAMES}.ray_logging:NUMBERS setup_logger",),
-    "ray._private.ray_logging.logging_config": ("hpcray.api.logging_config:LoggingConfig",),
+    "ray._private.ray_logging": (f"{_NAMES}.log:NUMBERS setup_logger",),
+    "ray._private.ray_logging.logging_config": ("hpcray.api.driver_job:LoggingConfig",),
     "ray._private.runtime_env": (),
     "ray._private.runtime_env.context": ("hpcray.runtime_env.runtime_env_plugin:RuntimeEnvContext",),
     "ray._private.runtime_env.plugin": (
         "hpcray.runtime_env.runtime_env_plugin:RuntimeEnvContext RuntimeEnvPlugin RuntimeEnvPluginManager",
     ),
-    "ray._private.runtime_env.validation": (f"{_NAMES}.validation",),
+    "ray._private.runtime_env.validation": (
+        f"{_NAMES}.option_utils:parse_and_validate_conda parse_and_validate_env_vars "
+        "parse_and_validate_excludes parse_and_validate_pip "
+        "parse_and_validate_py_modules parse_and_validate_uv "
+        "parse_and_validate_working_dir",
+    ),
     "ray._private.runtime_env.constants": (
         f"{_NAMES}.ray_constants:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
     ),
@@ -285,17 +281,17 @@ HELPERS = frozenset(
     for names in (
         "_common.constants _common.deprecation _common.pydantic_compat _common.ray_constants",
         "_common.runtime_env_package _common.runtime_env_uri _common.serialization _common.signature _common.tls_utils",
-        "_common.usage.usage_constants",
+        "_common.retry _common.usage.usage_constants",
         "_private.accelerators _private.arrow_serialization _private.async_utils",
-        "_private.authentication _private.event _private.grpc_utils",
-        "_private.protobuf_compat _private.thirdparty",
+        "_private.authentication _private.collections_utils _private.dict _private.event _private.grpc_utils",
+        "_private.inspect_util _private.label_utils _private.path_utils _private.protobuf_compat _private.thirdparty",
         "autoscaler._private.cli_logger",
         "core.generated",
         "dag",
         "dashboard.modules.job.pydantic_models dashboard.modules.metrics.dashboards",
         "experimental.channel experimental.compiled_dag_ref experimental.gradio_utils",
-        "experimental.util",
-        "util.common util.lightgbm util.serialization_addons util.tpu util.xgboost",
+        "experimental.shuffle experimental.util",
+        "util.common util.iter util.iter_metrics util.lightgbm util.serialization_addons util.tpu util.xgboost",
         "widgets",
     )
     for name in names.split()
@@ -305,6 +301,13 @@ HELPERS = frozenset(
 They are pure Python and know nothing of Ray's own processes.
 """
 
+OWN_CODE = (
+    "ray._common.retry", "ray._private.collections_utils", "ray._private.dict", "ray._private.inspect_util",
+    "ray._private.label_utils", "ray._private.path_utils", "ray.experimental.shuffle", "ray.util.iter",
+    "ray.util.iter_metrics",
+)  # fmt: skip
+"""Modules of `HELPERS` that programs import by themselves too: Ray's own code, on the public API or on none."""
+
 LENT_NAMES = {"ray._private.accelerators.TPUAcceleratorManager": "ray._private.accelerators.tpu"}
 """Names of a facade that are in a module of a real wheel."""
 
@@ -313,6 +316,11 @@ _WHY: dict[str, str] = {
         (f"ray.{name}" for name in LIBRARIES),
         "Ray's libraries (Data, Train, Tune, Serve, RLlib, LLM) are no part of hpcray, which is Ray's Core; "
         "docs/ray-compatibility.md says how a real wheel lends them",
+    ),
+    **dict.fromkeys(
+        OWN_CODE,
+        "it is Ray's own code, which Ray's wheel lends; hint: python -m hpcray.compat libraries install, or name the "
+        "directory of an unpacked wheel in HPCRAY_RAY_LIBRARIES",
     ),
     "ray._private.log_monitor": "raylets pass on what workers print",
     "ray._private.ray_option_utils": "Ray 2.60 does not have it either",

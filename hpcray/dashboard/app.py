@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,10 +23,169 @@ from starlette.types import Receive, Scope, Send
 
 from hpcray.common.exceptions import RayError
 from hpcray.dashboard.access import DashboardAccess, bearer, is_from_here, is_loopback_host
-from hpcray.dashboard.answer_cache import AnswerCache, NoAnswerError
 from hpcray.dashboard.job_pages import JobPages
-from hpcray.dashboard.table_pages import TableQuery, table_page
 from hpcray.jobs.added_nodes import remove_nodes
+
+# ------------------------------------------------------------ table pages
+# One page of a table: searched, sorted and cut on the server, so that a browser never gets more than it shows.
+
+
+MOST_ROWS = 500
+_ROWS = 100
+_TRUE = ("1", "true")
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TableQuery:
+    """Which rows of a table are wanted.
+
+    Attributes:
+        search: text that a row contains, whatever the case of its letters. only: values of columns, as text.
+        sort: a column, "" for the order of the rows. descending: the largest first.
+        offset, limit: which of the rows that are left.
+    """
+
+    search: str = ""
+    only: tuple[tuple[str, str], ...] = ()
+    sort: str = ""
+    descending: bool = False
+    offset: int = 0
+    limit: int = _ROWS
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> TableQuery:
+        """The query in the parameters of a URL: q, sort, desc, offset, limit, and is.COLUMN.
+
+        Raises:
+            ValueError: one of them is not valid.
+        """
+        only = tuple((name[3:], text) for name, text in given.items() if name.startswith("is."))
+        offset, limit = int(given.get("offset", 0)), int(given.get("limit", _ROWS))
+        if offset < 0 or not 1 <= limit <= MOST_ROWS:
+            raise ValueError(f"offset={offset}, limit={limit}: at most {MOST_ROWS} rows at once")
+        return cls(given.get("q", ""), only, given.get("sort", ""), given.get("desc", "") in _TRUE, offset, limit)
+
+
+def table_page(rows: Sequence[Row], query: TableQuery) -> dict[str, Any]:
+    """Return the "rows" that a query wants, how many "matching" there are, and the "total" of rows."""
+    wanted = query.search.lower()
+    found = [row for row in rows if _passes(row, query.only) and (not wanted or _contains(row, wanted))]
+    if query.sort:
+        known = [row for row in found if row.get(query.sort) is not None]
+        known.sort(key=lambda row: _order(row[query.sort]), reverse=query.descending)
+        found = known + [row for row in found if row.get(query.sort) is None]
+    shown = found[query.offset : query.offset + query.limit]
+    return {"rows": shown, "matching": len(found), "total": len(rows)}
+
+
+def _passes(row: Row, only: Sequence[tuple[str, str]]) -> bool:
+    return all(str(row.get(name)) == text for name, text in only)
+
+
+def _contains(row: Row, text: str) -> bool:
+    return any(text in str(value).lower() for value in row.values() if value is not None)
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    if isinstance(value, (int, float)):
+        return 0, value
+    if isinstance(value, (list, tuple)):
+        return 1, [str(one) for one in value]
+    return 2, str(value).lower()
+
+
+# ------------------------------------------------------------ answer cache
+# Answers about a job that is looked at: each is gathered once for all browsers that ask at about the same time.
+
+
+_MOST_ANSWERS = 128
+_IDLE_SHARE = 9.0
+"""An answer that took a second to gather serves for so many more: gathering takes at most a tenth of the time."""
+
+
+class NoAnswerError(Exception):
+    """The job has not answered within the time."""
+
+
+@dataclass
+class _Answer:
+    value: Any
+    until: float
+
+
+class AnswerCache:
+    """Gathers answers in threads, of which a job that does not answer can hold only so many.
+
+    All methods are called on the event loop.
+
+    Args:
+        threads: how many gather at once.
+        patience: seconds after which `get` raises.
+    """
+
+    def __init__(self, threads: int = 8, patience: float = 15.0) -> None:
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="dashboard")
+        self._patience = patience
+        self._answers: OrderedDict[Hashable, _Answer] = OrderedDict()
+        self._running: dict[Hashable, asyncio.Future[Any]] = {}
+        self._closed = False
+
+    async def get(self, key: Hashable, gather: Callable[[], Any], fresh: float, more: float = 0.0) -> Any:
+        """Return the answer to a question: one that is there already, or that is being gathered, or a new one.
+
+        Args:
+            key: of the question.
+            gather: called in a thread.
+            fresh: seconds for which its answer serves others.
+            more: seconds that it may take beyond the usual ones.
+
+        Raises:
+            NoAnswerError: there is none in time. Exception: what `gather` raised.
+        """
+        known = self._answers.get(key)
+        if known is not None and time.monotonic() < known.until:
+            self._answers.move_to_end(key)
+            return known.value
+        running = self._running.get(key)
+        if running is None:
+            loop = asyncio.get_running_loop()
+            running = self._running[key] = loop.run_in_executor(self._threads, gather)
+            running.add_done_callback(partial(self._gathered, key, fresh, time.monotonic()))
+        try:
+            return await asyncio.wait_for(asyncio.shield(running), self._patience + more)
+        except asyncio.CancelledError:
+            if not self._closed:
+                raise
+            raise NoAnswerError("the dashboard has ended") from None
+        except asyncio.TimeoutError:
+            raise NoAnswerError(f"the job has not answered within {self._patience + more:g} s; still trying") from None
+
+    def forget(self, key: Hashable) -> None:
+        """Have the next one who asks get a new answer."""
+        self._answers.pop(key, None)
+
+    def close(self) -> None:
+        """Gather no more: who waits gets an error. What is being gathered ends with the connection to the job."""
+        self._closed = True
+        for running in list(self._running.values()):
+            running.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _gathered(self, key: Hashable, fresh: float, began: float, future: asyncio.Future[Any]) -> None:
+        self._running.pop(key, None)
+        if future.cancelled() or future.exception() is not None:
+            return
+        now = time.monotonic()
+        self._answers[key] = _Answer(future.result(), now + max(fresh, _IDLE_SHARE * (now - began)))
+        self._answers.move_to_end(key)
+        while len(self._answers) > _MOST_ANSWERS:
+            self._answers.popitem(last=False)
+
+
+# ------------------------------------------------------------ app
+
 
 STATIC = Path(__file__).parent / "static"
 _POLICY = (

@@ -3,38 +3,347 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import msgspec
 
-from hpcray.common.figures import lower_bound, upper_bound
+from hpcray.common.figures import add_counts, lower_bound, upper_bound
 from hpcray.common.ids import HEAD, raylet_of, show_proc
-from hpcray.dashboard import job_totals
-from hpcray.dashboard.node_scope import NodeScope, choose_nodes, parse_nodes
-from hpcray.dashboard.object_sites import by_site, object_rows
-from hpcray.dashboard.slurm_state import job_facts
 from hpcray.dashboard.task_timeline import TaskTimeline
-from hpcray.dashboard.wait_edges import wait_graph
 from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
-from hpcray.diagnostics.wait_graph import WaitGraph
+from hpcray.diagnostics.wait_graph import WaitGraph, WaitReason
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.job_view import LiveJob
-from hpcray.state.logs import LogError, LogReader
-from hpcray.state.overview import JobUse, NodeUse
-from hpcray.state.profile import ProfileError, ProfileRequest, limits, take_profile
-from hpcray.state.profile_files import frame_name
+from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
+from hpcray.state.overview import FunctionUse, JobUse, NodeUse
+from hpcray.state.profile import ProfileError, ProfileRequest, frame_name, limits, take_profile
 from hpcray.state.reports import show_demand, show_stacks
-from hpcray.state.worker_lines import LineFilter, WorkerLines
+
+# ------------------------------------------------------------ wait edges
+# Waits as nodes and edges, from the lines of `hpcray why`.
+
+
+_MOST = 300  # boxes
+
+
+def wait_graph(findings: Iterable[WaitReason]) -> dict[str, Any]:
+    """Return "nodes", each with "depth" and "text", "edges" from who waits to what it waits for, and "more".
+
+    An object or process that occurs twice is one node, so that a circle of waits is seen as one.
+    """
+    nodes: list[dict[str, Any]] = []
+    edges: list[tuple[int, int]] = []
+    known: dict[str, int] = {}
+    above: list[int] = []  # the nodes from the top down to the present line
+    more = 0
+    for one in findings:
+        del above[one.depth :]
+        number = known.get(one.ident, -1) if one.ident else -1
+        if number < 0:
+            if len(nodes) >= _MOST:
+                more += 1
+                above += [above[-1]] if above else []
+                continue
+            number = len(nodes)
+            nodes.append({"depth": one.depth, "text": one.text, "ident": one.ident})
+            if one.ident:
+                known[one.ident] = number
+        elif one.text not in nodes[number]["text"] and not one.text.endswith("see above"):
+            nodes[number]["text"] += f"\n{one.text}"
+        if above and (edge := (above[-1], number)) not in edges and edge[0] != edge[1]:
+            edges.append(edge)
+        above.append(number)
+    return {"nodes": nodes, "edges": edges, "more": more}
+
+
+# ------------------------------------------------------------ object sites
+# The memory of stores by where its objects were created.
+
+
+_UNKNOWN = "(not recorded)"
+_ON_DISK = ("spilled", "both")
+
+
+def object_rows(stores: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row per object and node.
+
+    Args:
+        stores: as `ObjectInventory.list_stores` gives them.
+    """
+    return [
+        {
+            "id": one["id"],
+            "node": store["node"],
+            "size": one["size"],
+            "state": one["state"],
+            "copy": one["copy"],
+            "owner": one["owner"],
+            "refs": one["refs"],
+            "borrowers": one["borrowers"],
+            "pins": ", ".join(one["pins"]),
+            "reads": one["reads"],
+            "site": one["site"],
+        }
+        for store in stores
+        for one in store["list"]
+    ]
+
+
+def by_site(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A row per site of creation, or per owner where sites are not recorded; the largest first."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in rows:
+        key = (row["site"] or _UNKNOWN, "" if row["site"] else row["owner"])
+        one = found.setdefault(
+            key, {"site": key[0], "owner": key[1], "bytes": 0, "objects": 0, "pinned": 0, "on_disk": 0, "copies": 0}
+        )
+        one["bytes"] += row["size"]
+        one["objects"] += 1
+        one["pinned"] += row["size"] if row["pins"] else 0
+        one["on_disk"] += row["size"] if row["state"] in _ON_DISK else 0
+        one["copies"] += 1 if row["copy"] else 0
+    return sorted(found.values(), key=lambda one: -one["bytes"])
+
+
+# ------------------------------------------------------------ node scope
+# Which nodes a question about single processes goes to: in a large job not all of them at once.
+
+
+MOST_PROCESSES = 512
+"""Processes that one question asks, at most; one node is asked however many it has."""
+
+
+@dataclass(frozen=True)
+class NodeScope:
+    """The nodes that are asked. note: says so where that is not all that was wanted, else ""."""
+
+    nodes: tuple[int, ...]
+    note: str = ""
+
+
+def choose_nodes(nodes: Sequence[NodeUse], wanted: str, most: int = MOST_PROCESSES) -> NodeScope:
+    """Choose the nodes to ask.
+
+    Args:
+        nodes: those of the job.
+        wanted: those that the user has named: "0-3,7"; "" for all.
+        most: processes.
+
+    Raises:
+        ValueError: `wanted` cannot be read.
+    """
+    named = parse_nodes(wanted)
+    alive = [node for node in nodes if not node.problem and (named is None or node.index in named)]
+    chosen: list[int] = []
+    processes = 0
+    for node in alive:
+        processes += sum(node.workers.values()) + 1
+        if chosen and processes > most:
+            break
+        chosen.append(node.index)
+    if len(chosen) == len(alive):
+        return NodeScope(tuple(chosen))
+    shown = f"{len(chosen)} of {len(alive)} nodes ({chosen[0]} to {chosen[-1]})"
+    return NodeScope(tuple(chosen), f"{shown}: there are more processes than are asked at once; name the nodes")
+
+
+def parse_nodes(text: str) -> set[int] | None:
+    """The indices in a text such as "0-3,7"; None for "".
+
+    Raises:
+        ValueError: this is no such text.
+    """
+    if not text.strip():
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(first) > 6 or len(last) > 6:
+            raise ValueError(f"{text!r} names no nodes; hint: 0-3,7")
+        found.update(range(int(first), int(last or first) + 1))
+    return found
+
+
+# ------------------------------------------------------------ slurm state
+# The job by Slurm: its limits, its nodes, whether it is requeued.
+
+
+_TIMEOUT = 10.0  # seconds
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)")
+_FIELDS = (
+    "JobState", "Reason", "Partition", "QOS", "Account", "NumNodes", "NumCPUs", "TRES", "TimeLimit", "RunTime",
+    "StartTime", "EndTime", "PreemptTime", "Requeue", "Restarts", "NodeList", "Features", "Dependency", "WorkDir",
+)  # fmt: skip
+
+
+def job_facts(job_id: str) -> dict[str, Any]:
+    """Ask Slurm's controller about a job. Returns "fields" (name, value), "nodes", "problem" ("" where it answers)."""
+    if not job_id:
+        return {"fields": [], "nodes": [], "problem": "this is no Slurm job"}
+    if shutil.which("scontrol") is None:
+        return {"fields": [], "nodes": [], "problem": "there is no scontrol on this machine"}
+    try:
+        known = dict(_FIELD.findall(_run("scontrol", "show", "job", "-o", job_id)))
+        nodes = [parse_node(line) for line in _run("scontrol", "show", "node", "-o", known["NodeList"]).splitlines()]
+    except (OSError, subprocess.SubprocessError, KeyError) as error:
+        said = str(getattr(error, "stderr", "") or error).strip()
+        return {"fields": [], "nodes": [], "problem": f"Slurm does not answer: {said}"}
+    return {
+        "fields": [(name, known[name]) for name in _FIELDS if name in known],
+        "nodes": [node for node in nodes if node["name"]],
+        "problem": "",
+    }
+
+
+def parse_node(line: str) -> dict[str, str]:
+    """Return "name", "state" and "reason" in a line of `scontrol show node -o`. The reason may have blanks."""
+    known = dict(_FIELD.findall(line))
+    reason = re.search(r"\sReason=(.*?)(?:\s\w+=|$)", line)
+    return {
+        "name": known.get("NodeName", ""),
+        "state": known.get("State", ""),
+        "reason": reason[1].strip() if reason else "",
+    }
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT, check=True
+    ).stdout
+
+
+# ------------------------------------------------------------ job totals
+# A sample of a job as one row, whatever the number of its nodes; and the rows of its nodes.
+
+
+_MOST_PROBLEMS = 20
+_SUMMED = ("cores", "rss", "spilling", "restoring", "pulling", "pushing", "actors", "waiting")
+
+
+def totals(use: JobUse) -> dict[str, Any]:
+    """Return a sample of the job as one row: amounts added up, shares averaged, what hosts share counted once."""
+    nodes = [node for node in use.nodes if not node.problem]
+    found: dict[str, Any] = {name: sum(getattr(node, name) for node in nodes) for name in _SUMMED}
+    workers: dict[str, int] = {}
+    for node in nodes:
+        add_counts(workers, node.workers)
+    hosts = list({node.host: node for node in nodes}.values())
+    # Two nodes of a host, or of a container, have the same memory, unless each has a limit of its own.
+    limits = list({(node.host, node.memory[1]): node for node in nodes}.values())
+    cpus = sum(node.cpu_count for node in hosts)
+    return found | {
+        "time": use.time,
+        "cpu": sum(node.cpu * node.cpu_count for node in hosts) / cpus if cpus else 0.0,
+        "cpu_count": cpus,
+        "memory_used": sum(node.memory[0] for node in limits),
+        "memory_limit": sum(node.memory[1] for node in limits),
+        "receiving": sum(node.receiving for node in hosts),
+        "sending": sum(node.sending for node in hosts),
+        "store_used": sum(node.store["used"] for node in nodes),
+        "store_capacity": sum(node.store["capacity"] for node in nodes),
+        "on_disk": sum(node.store["on_disk"] for node in nodes),
+        "objects": sum(node.store["objects"] for node in nodes),
+        **_gpu_use([gpu for node in nodes for gpu in node.gpus]),
+        "workers": workers,
+        "resources": _resources(nodes),
+        **{name: sum(getattr(one, name) for one in use.functions) for name in ("running", "queued", "ended", "failed")},
+        "rate": sum(one.rate for one in use.functions),
+    }
+
+
+def node_states(nodes: Sequence[NodeUse]) -> dict[str, Any]:
+    """How many nodes are alive, silent and dead, and what is wrong with the first of those that are not alive."""
+    wrong = [node for node in nodes if node.problem]
+    dead = sum(1 for node in wrong if node.problem.startswith("dead"))
+    rows = [{"node": node.index, "host": node.host, "problem": node.problem} for node in wrong[:_MOST_PROBLEMS]]
+    return {"alive": len(nodes) - len(wrong), "silent": len(wrong) - dead, "dead": dead, "problems": rows}
+
+
+def node_row(node: NodeUse) -> dict[str, Any]:
+    """A row of the table of nodes."""
+    return {
+        "node": node.index,
+        "host": node.host,
+        "id": node.node_id,
+        "state": node.problem or "alive",
+        "cpu": node.cpu,
+        "cpu_count": node.cpu_count,
+        "cores": node.cores,
+        "memory_used": node.memory[0],
+        "memory_limit": node.memory[1],
+        "memory": node.memory[0] / node.memory[1] if node.memory[1] else 0.0,
+        "rss": node.rss,
+        "store_used": node.store.get("used", 0),
+        "store_capacity": node.store.get("capacity", 0),
+        "on_disk": node.store.get("on_disk", 0),
+        "spilling": node.spilling,
+        "restoring": node.restoring,
+        "receiving": node.receiving,
+        "sending": node.sending,
+        "pulling": node.pulling,
+        "pushing": node.pushing,
+        "slowness": node.slowness,
+        **_gpu_use(node.gpus),
+        "workers": sum(node.workers.values()),
+        "busy": node.workers.get("busy", 0),
+        "actors": node.actors,
+        "waiting": node.waiting,
+        "latency": node.latency,
+    }
+
+
+def function_row(one: FunctionUse, whole: float) -> dict[str, Any]:
+    """A row of the table of functions. whole: run time of all functions in seconds."""
+    return {
+        "name": one.name,
+        "running": one.running,
+        "queued": one.queued,
+        "ended": one.ended,
+        "failed": one.failed,
+        "rate": one.rate,
+        "seconds": one.total,
+        "share": one.total / whole if whole else 0.0,
+        "p50": one.p50,
+        "p99": one.p99,
+    }
+
+
+def _gpu_use(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The GPUs' number, their average share of time in use (None without one), and their memory in bytes."""
+    return {
+        "gpus": len(gpus),
+        "gpu": sum(gpu["busy"] for gpu in gpus) / len(gpus) if gpus else None,
+        "gpu_used": sum(gpu["used"] for gpu in gpus),
+        "gpu_total": sum(gpu["total"] for gpu in gpus),
+    }
+
+
+def _resources(nodes: Sequence[NodeUse]) -> dict[str, list[float]]:
+    """Return of each resource the used and the total amount, but for those of one node and the store's."""
+    found: dict[str, list[float]] = {}
+    for node in nodes:
+        for name, (used, total) in node.resources.items():
+            if not name.startswith("node:") and name != "object_store_memory":
+                row = found.setdefault(name, [0.0, 0.0])
+                row[0] += used
+                row[1] += total
+    return found
+
+
+# ------------------------------------------------------------ job pages
+
 
 _PATIENCE = 3.0
 """Seconds that processes and raylets may take to answer."""
@@ -98,7 +407,7 @@ class JobPages:
         """Take a sample of the whole job, and remember its totals."""
         with self._sampling:
             self._last = use = self._live.sample()
-            self._history.append(job_totals.totals(use))
+            self._history.append(totals(use))
             return use
 
     def overview(self) -> dict[str, Any]:
@@ -108,9 +417,9 @@ class JobPages:
         whole = sum(one.total for one in use.functions)
         return {
             "now": self._history[-1],
-            "nodes": job_totals.node_states(use.nodes),
-            "rows": [job_totals.node_row(node) for node in use.nodes],
-            "functions": [job_totals.function_row(one, whole) for one in use.functions],
+            "nodes": node_states(use.nodes),
+            "rows": [node_row(node) for node in use.nodes],
+            "functions": [function_row(one, whole) for one in use.functions],
             "buckets": {one.name: one.buckets for one in use.functions},
             "partial": use.partial,
             "left": use.left,
@@ -132,10 +441,10 @@ class JobPages:
         (node,) = use.nodes
         whole = sum(one.total for one in use.functions)
         found = {
-            **job_totals.node_row(node),
+            **node_row(node),
             "resources": node.resources,
             "gpu_rows": node.gpus,
-            "functions": [job_totals.function_row(one, whole) for one in use.functions],
+            "functions": [function_row(one, whole) for one in use.functions],
             "processes": [],
             "tail": [],
         }

@@ -37,30 +37,133 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from hpcray.common.exceptions import ObjectFreedError
+from hpcray.common.figures import FunctionRow, add_functions, bucket_of, count_names
 from hpcray.common.ids import number_of, owner_of, raylet_of, show_proc
 from hpcray.common.resources import group_of
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, STORED
 from hpcray.core.core_worker.task import PendingTask, TaskTemplate
-from hpcray.diagnostics.object_status import status_of_object, status_of_task, timeout_message
-from hpcray.diagnostics.task_figures import TaskFigures
-from hpcray.diagnostics.wait_graph import SlowGetReport, waiting_calls
+from hpcray.diagnostics.wait_graph import (
+    SlowGetReport,
+    status_of_object,
+    status_of_task,
+    timeout_message,
+    waiting_calls,
+)
 from hpcray.platform.stacks import coroutine_stacks, thread_stacks
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.actor_submitter import ActorClient
+from hpcray.runtime.core_worker.context import Handler, HandlerTable
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
-from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.task_events import MAX_ERROR_TEXT
 
 if TYPE_CHECKING:
     from hpcray.diagnostics.process_profile import ProcessProfiler
+
+
+# ------------------------------------------------------------ task figures
+# The tasks and calls of one process by function: those that have run here, that run, and that it waits for.
+
+
+_MOST_COUNTED = 2000
+"""Queued tasks of one scheduling class that are looked at; their names stand for those of all."""
+_MOST_SEARCHED = 20_000
+"""Objects among which tasks that wait for their arguments are looked for, at most."""
+
+
+class TaskFigures:
+    """Counts what a worker has run since its start, as far as its ring of ended tasks has it at the next question.
+
+    Nothing is counted between questions: each reads what has come into the ring since the last one.
+    """
+
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+        self._functions: dict[str, FunctionRow] = {}
+        self._last: Any = None
+        self._partial = False
+
+    def answer(self, running: list[dict[str, Any]]) -> dict[str, Any]:
+        """The reply to "figures" (lock held).
+
+        Args:
+            running: the calls that run here.
+        """
+        self._count_ended()
+        elapsed: dict[str, int] = {}
+        for call in running:
+            elapsed[call["name"]] = elapsed.get(call["name"], 0) + round(1e6 * call["seconds"])
+        return {
+            "functions": self._functions,
+            "running": count_names(call["name"] for call in running),
+            "elapsed": elapsed,
+            "queued": self._queued(),
+            "partial": self._partial,
+        }
+
+    def _count_ended(self) -> None:
+        worker = current.worker
+        record = worker.replies.record if worker is not None else None
+        ended = record.dump() if record is not None else []
+        new: list[tuple[Any, ...]] = []
+        for row in reversed(ended):
+            if row is self._last:
+                break
+            new.append(row)
+        else:
+            self._partial = self._partial or (record is not None and record.full)
+        if not new:
+            return
+        self._last = new[0]
+        found: dict[str, FunctionRow] = {}
+        for _, name, _, us, failed in new:
+            row = found.get(name)
+            if row is None:
+                row = found[name] = [0, 0, 0, {}]
+            row[0] += 1
+            row[1] += failed
+            row[2] += us
+            bucket = bucket_of(us)
+            row[3][bucket] = row[3].get(bucket, 0) + 1
+        add_functions(self._functions, found)
+
+    def _queued(self) -> dict[str, int]:
+        """Tasks and calls of ours that have not been sent, by name."""
+        submitter, entries = self._process.submitter, self._process.table.entries
+        counts: dict[str, int] = {}
+        for scheduling_class in submitter.leases.by_index:
+            queue = scheduling_class.queue
+            sample = count_names(task.name for task in islice(submitter.leases.queued(scheduling_class), _MOST_COUNTED))
+            for name, count in sample.items():
+                counts[name] = counts.get(name, 0) + round(count * len(queue) / min(len(queue), _MOST_COUNTED))
+        for client in submitter.actors._clients.values():
+            if client.queue:
+                name = f"{client.class_name}.{client.queue[0].method}"
+                counts[name] = counts.get(name, 0) + len(client.queue)
+        for name in self._without_arguments() if len(entries) <= _MOST_SEARCHED else ():
+            counts[name] = counts.get(name, 0) + 1
+        return counts
+
+    def _without_arguments(self) -> Iterator[str]:
+        seen: set[bytes] = set()
+        for entry in self._process.table.entries.values():
+            task = entry.task
+            if entry.state == PENDING and isinstance(task, PendingTask) and task.waiting > 0 and task.id not in seen:
+                seen.add(task.id)
+                if not isinstance(task.scheduling_class, ActorClient):  # the calls of an actor are in its queue
+                    yield task.name
+
+
+# ------------------------------------------------------------ introspection
+
 
 _MAX_IDS = 10_000
 """Objects that one message asks an owner about, at most."""

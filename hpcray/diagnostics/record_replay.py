@@ -23,13 +23,11 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.ids import node_of, show_proc
 from hpcray.common.keyed_hash import blake2b
-from hpcray.core.core_worker.kept_copies import KeptCopies
-from hpcray.core.core_worker.lineage import Lineage, Replication
+from hpcray.core.core_worker.object_entry import ValueHints
 from hpcray.core.core_worker.object_pins import NeighborStores, ObjectPins
-from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.object_recovery import KeptCopies, Lineage, ObjectRecovery, Replication
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
-from hpcray.core.core_worker.value_hints import ValueHints
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager

@@ -14,13 +14,61 @@ import contextlib
 import ctypes
 import mmap
 import os
+import platform
 import struct
+import threading
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hpcray.graphs import futex
-from hpcray.platform.spin_window import PAUSE_DECAY, PREEMPTED, SHORTEST_PAUSE, SpinWindow
+from hpcray.platform.busy_poll import PAUSE_DECAY, PREEMPTED, SHORTEST_PAUSE, SpinWindow
+
+# ------------------------------------------------------------ futex
+# Futexes: a thread sleeps in the kernel until another process wakes it at a word of shared memory.
+
+
+_SYSCALL = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(platform.machine())
+_WAIT, _WAKE = 0, 1
+_EVERYBODY = 0x7FFFFFFF
+_POLL = 0.0002
+"""Seconds between two looks where the number of the system call is not known."""
+
+
+class _Timespec(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+_syscall = ctypes.CDLL(None).syscall
+_syscall.restype = ctypes.c_long
+_syscall.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
+_barrier = threading.Lock()
+
+
+def fence() -> None:
+    """Make all writes of this thread visible to other processes before it reads anything further."""
+    with _barrier:  # an atomic instruction, and a system call that POSIX lists as one that synchronizes memory
+        pass
+
+
+def wait(address: int, expected: int, timeout: float) -> None:
+    """Sleep until `wake` is called for the word at `address`, at most `timeout` seconds; at once if the word is not
+    `expected`. It may return early, as at a signal."""
+    if _SYSCALL is None:
+        time.sleep(min(timeout, _POLL))
+        return
+    seconds = int(timeout)
+    limit = _Timespec(seconds, int((timeout - seconds) * 1e9))
+    _syscall(_SYSCALL, address, _WAIT, expected, ctypes.addressof(limit))
+
+
+def wake(address: int) -> None:
+    """Wake all threads that wait at the word, in any process."""
+    if _SYSCALL is not None:
+        _syscall(_SYSCALL, address, _WAKE, _EVERYBODY, None)
+
+
+# ------------------------------------------------------------ channel memory
+
 
 LINE = 64
 WORD = 4
@@ -123,10 +171,10 @@ class ChannelMemory(SpinWindow):
     def close(self) -> None:
         """End all waits of all processes: they raise `ChannelClosed`."""
         self.file.words[_CLOSED] = 1
-        futex.fence()
+        fence()
         for shape, at in self.rings:
             for line in range(2 + 2 * shape.readers):
-                futex.wake(self.file.address + at + line * LINE)
+                wake(self.file.address + at + line * LINE)
 
     def wait(self, word: int, old: int, flag: int, deadline: float) -> bool:
         """Wait until a word is not `old`, polling for a while if that paid lately (docs/decisions/0010-spinning.md).
@@ -148,7 +196,7 @@ class ChannelMemory(SpinWindow):
         try:
             while True:
                 words[flag] = 1
-                futex.fence()
+                fence()
                 if words[word] != old:
                     break
                 if words[_CLOSED]:
@@ -156,7 +204,7 @@ class ChannelMemory(SpinWindow):
                 left = min(_LOOK, deadline - time.monotonic())
                 if left <= 0:
                     return False
-                futex.wait(self.file.address + word * WORD, old, left)
+                wait(self.file.address + word * WORD, old, left)
         finally:
             words[flag] = 0
         now = time.monotonic()
@@ -220,12 +268,12 @@ class RingWriter:
         _SLOT.pack_into(self._memory.file.map, at, *header)
         self._number += 1
         words = self._words
-        futex.fence()
+        fence()
         words[self._written] = self._number & MASK
-        futex.fence()
+        fence()
         for flag in self._readers_sleep:
             if words[flag]:
-                futex.wake(self._address)
+                wake(self._address)
                 return
 
 
@@ -263,7 +311,7 @@ class RingReader:
             TimeoutError: none came in time. ChannelClosed: none will come.
         """
         self.wait(deadline)
-        futex.fence()
+        fence()
         memory = self._memory
         at = self._slots + self._number % self._shape.slots * self._stride
         header = _SLOT.unpack_from(memory.file.map, at)
@@ -274,9 +322,9 @@ class RingReader:
         self._number += 1
         words = self._words
         words[self._read] = self._number & MASK
-        futex.fence()
+        fence()
         if words[self._writer_sleeps]:
-            futex.wake(self._address)
+            wake(self._address)
 
 
 def _stride_of(shape: RingShape) -> int:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from hpcray.graphs.channel_memory import ChannelClosed, RingReader, RingWriter
+from hpcray.graphs.channel_memory import ChannelClosed, ChannelMemory, RingReader, RingShape, RingWriter
 from hpcray.graphs.compiled_graphs import ChannelValue, CompiledGraphs, OpenGraph
+from hpcray.graphs.graph_plan import GraphPlan
 from hpcray.graphs.value_memory import ValueMemory, ValueViews
 from hpcray.protocol.messages.objects import ERROR, PLAIN
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
@@ -177,3 +179,110 @@ ValueReader = NearReader | FarReader
 def _load(blob: bytes | memoryview) -> Any:
     value = deserialize(blob)
     return Failed(value) if blob[-1] == ERROR else value
+
+
+# ------------------------------------------------------------ wiring
+# Which channels a compiled graph has, once it is known on which node each party is.
+
+
+class Party(NamedTuple):
+    """Where a party is: its process, the node of that, and its pid there."""
+
+    proc: bytes
+    node: int
+    pid: int
+
+
+class NearSource(NamedTuple):
+    """A value that is read from shared memory: the channel's number there, the reader's, and the writer's pid."""
+
+    channel: int
+    reader: int
+    pid: int
+
+
+@dataclass
+class Ends:
+    """The values that one party writes and reads.
+
+    Attributes:
+        sources: by value; None for one that other nodes send.
+        near: by value that is written, its channel in shared memory. far: the processes of other nodes that read it.
+    """
+
+    sources: dict[int, NearSource | None] = field(default_factory=dict)
+    near: dict[int, int] = field(default_factory=dict)
+    far: dict[int, list[bytes]] = field(default_factory=dict)
+
+
+@dataclass
+class Wiring:
+    """All channels. shapes: of those in the memory of a node, by node. ends: by party."""
+
+    shapes: dict[int, list[RingShape]]
+    ends: dict[int, Ends]
+
+
+def wire(plan: GraphPlan, parties: Mapping[int, Party], slots: int, capacity: int) -> Wiring:
+    """Choose the channels of a graph.
+
+    Args:
+        slots: how many values a channel holds at most. capacity: bytes of a slot.
+    """
+    shapes: dict[int, list[RingShape]] = {}
+    ends = {party: Ends() for party in parties}
+    for value, readers in plan.readers.items():
+        maker = plan.makers[value]
+        writer = parties[maker]
+        near = [reader for reader in readers if parties[reader].node == writer.node]
+        far = [reader for reader in readers if parties[reader].node != writer.node]
+        if near:
+            of_node = shapes.setdefault(writer.node, [])
+            ends[maker].near[value] = len(of_node)
+            for index, reader in enumerate(near):
+                ends[reader].sources[value] = NearSource(len(of_node), index, writer.pid)
+            of_node.append(RingShape(len(near), slots, capacity))
+        if far:
+            ends[maker].far[value] = [parties[reader].proc for reader in far]
+            for reader in far:
+                ends[reader].sources[value] = None
+    return Wiring(shapes, ends)
+
+
+# ------------------------------------------------------------ party channels
+# All channel ends of one party of a compiled graph.
+
+
+class PartyChannels:
+    """The readers and writers of a party, by value.
+
+    Args:
+        memory: that of this node; None if no channel is in it. kept: how many executions may be under way.
+    """
+
+    def __init__(
+        self,
+        process: CoreWorker,
+        ident: bytes,
+        graph: OpenGraph,
+        ends: Ends,
+        memory: ChannelMemory | None,
+        shapes: Sequence[RingShape],
+        kept: int,
+    ) -> None:
+        self.readers: dict[int, ValueReader] = {}
+        for value, source in ends.sources.items():
+            if source is None:
+                self.readers[value] = FarReader(process, graph, value)
+                continue
+            assert memory is not None
+            ring = RingReader(memory, source.channel, source.reader)
+            readers = shapes[source.channel].readers
+            self.readers[value] = NearReader(ring, source.pid, readers, source.reader, kept + 2)
+        self.writers: dict[int, ValueWriter] = {}
+        for value in {**ends.near, **ends.far}:
+            to_node = None
+            if value in ends.near:
+                assert memory is not None
+                to_node = RingWriter(memory, ends.near[value])
+            self.writers[value] = ValueWriter(process, ident, value, to_node, ends.far.get(value, ()), kept)

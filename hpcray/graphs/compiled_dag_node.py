@@ -13,8 +13,7 @@ from typing import Any
 from hpcray.common.exceptions import RayCgraphCapacityExceeded, RayChannelTimeoutError
 from hpcray.graphs.channel_memory import FOREVER, ChannelClosed
 from hpcray.graphs.channels import Failed, ValueReader
-from hpcray.graphs.compiled_dag_ref import CompiledDAGFuture, CompiledDAGRef, as_in_ray
-from hpcray.graphs.context import DAGContext
+from hpcray.graphs.compiled_dag_ref import CompiledDAGFuture, CompiledDAGRef, DAGContext, as_in_ray
 from hpcray.graphs.graph_life import GraphLife
 from hpcray.graphs.graph_plan import GraphPlan, make_plan
 from hpcray.graphs.visualization import draw_ascii, draw_graphviz

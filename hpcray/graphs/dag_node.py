@@ -11,9 +11,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
-from hpcray.common.deprecation import RayDeprecationWarning
-from hpcray.graphs.base import DAGNodeBase
-from hpcray.graphs.py_obj_scanner import nested_nodes, replaced
+from hpcray.common.exceptions import RayDeprecationWarning
+from hpcray.graphs.py_obj_scanner import DAGNodeBase, nested_nodes, replaced
 
 if TYPE_CHECKING:
     from hpcray.graphs.compiled_dag_node import CompiledDAG

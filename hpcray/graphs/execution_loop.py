@@ -13,11 +13,9 @@ from typing import Any
 
 from hpcray.common.task_errors import RayTaskError
 from hpcray.graphs.channel_memory import FOREVER, ChannelClosed, ChannelMemory, RingShape
-from hpcray.graphs.channels import Failed, ValueReader, ValueWriter
+from hpcray.graphs.channels import Ends, Failed, Party, PartyChannels, ValueReader, ValueWriter
 from hpcray.graphs.compiled_graphs import CompiledGraphs, OpenGraph
 from hpcray.graphs.graph_plan import PlannedTask, ValueOf
-from hpcray.graphs.party_channels import PartyChannels
-from hpcray.graphs.wiring import Ends, Party
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 from hpcray.runtime.worker.replies import task_error

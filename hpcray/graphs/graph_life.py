@@ -10,11 +10,10 @@ from typing import Any
 from hpcray.common.exceptions import RayActorError, RayChannelError
 from hpcray.common.ids import HEAD
 from hpcray.graphs.channel_memory import ChannelMemory
+from hpcray.graphs.channels import Party, PartyChannels, wire
 from hpcray.graphs.compiled_graphs import CloseGraph, CompiledGraphs, OpenGraph
 from hpcray.graphs.execution_loop import ActorPart, join_graph, leave_graph, make_memory, run_loop
 from hpcray.graphs.graph_plan import DRIVER, GraphPlan
-from hpcray.graphs.party_channels import PartyChannels
-from hpcray.graphs.wiring import Party, wire
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.actor_submitter import GRAPHS_GROUP
 from hpcray.runtime.core_worker.core_worker import CoreWorker

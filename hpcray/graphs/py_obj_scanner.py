@@ -1,15 +1,31 @@
-"""Nodes of graphs that are nested in arguments: found, and replaced by what they stand for."""
+"""What nodes of graphs have beside their arguments, nodes that are nested in arguments, and nodes as text."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+from abc import ABC
+from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import cloudpickle
 
-from hpcray.graphs.base import DAGNodeBase
+# ------------------------------------------------------------ base
+# The mark of nodes of graphs, for modules that nodes are made of.
+
+
+class DAGNodeBase(ABC):  # a mark: the methods are in `DAGNode`
+    """Any node of a graph: what `py_obj_scanner` finds in arguments."""
+
+    _stable_uuid: str
+    _bound_args: Any
+    _bound_kwargs: Any
+    _bound_options: Any
+    _bound_other_args_to_resolve: Any
+
+
+# ------------------------------------------------------------ py obj scanner
+
 
 Source = TypeVar("Source")
 Target = TypeVar("Target")
@@ -91,3 +107,59 @@ def replaced(obj: Any, replacement: Any) -> Any:
         return scanner.replace_nodes(table)
     finally:
         scanner.clear()
+
+
+# ------------------------------------------------------------ constants
+# Ray's names of what a node of a graph has beside its arguments.
+
+
+PARENT_CLASS_NODE_KEY = "parent_class_node"
+PREV_CLASS_METHOD_CALL_KEY = "prev_class_method_call"
+BIND_INDEX_KEY = "bind_index"
+IS_CLASS_METHOD_OUTPUT_KEY = "is_class_method_output"
+COLLECTIVE_OPERATION_KEY = "collective_operation"
+DAGNODE_TYPE_KEY = "__dag_node_type__"
+
+
+# ------------------------------------------------------------ format utils
+# Nodes of graphs as text.
+
+
+_INDENT = " " * 4
+
+
+def get_dag_node_str(dag_node: DAGNodeBase, body_line: Any) -> str:
+    """Return the text of a node, with those of the nodes among its arguments below it."""
+    options = [f"{key}: {value}" for key, value in dag_node._bound_options.items() if value]
+    args = [line for arg in dag_node._bound_args for line in _lines_of(arg)]
+    parts = {
+        "body": str(body_line),
+        "args": _block("[", args, "]"),
+        "kwargs": _block("{", _named(dag_node._bound_kwargs), "}"),
+        "options": _block("{", options, "}") if dag_node._bound_options else "{}",
+        "other_args_to_resolve": _block("{", _named(dag_node._bound_other_args_to_resolve), "}"),
+    }
+    lines = "".join(f"{_INDENT}{name}={text}\n" for name, text in parts.items())
+    return f"({type(dag_node).__name__}, {dag_node._stable_uuid})(\n{lines})"
+
+
+def _lines_of(value: Any) -> list[str]:
+    members: Iterable[Any] = (
+        value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,)
+    )
+    whole = not isinstance(value, (list, dict, DAGNodeBase))
+    return [line + ", " * whole for member in members for line in str(member).split("\n")]
+
+
+def _named(values: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key, value in values.items():
+        first, *rest = _lines_of(value) or [""]
+        found += [f"{key}:{_INDENT}{first}", *(f"{_INDENT}{line}" for line in rest)]
+    return found
+
+
+def _block(opening: str, lines: list[str], closing: str) -> str:
+    if not lines:
+        return opening + closing
+    return "\n".join([opening, *(f"{_INDENT * 2}{line}" for line in lines), f"{_INDENT}{closing}"])

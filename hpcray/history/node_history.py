@@ -18,7 +18,7 @@ import msgspec
 
 from hpcray.common.exceptions import StartupError
 from hpcray.common.figures import FunctionRow, add_functions
-from hpcray.common.log_names import logs_directory
+from hpcray.common.job_names import logs_directory
 from hpcray.core.gcs.gcs import RecoveringGcs
 from hpcray.core.raylet.worker_pool import IDLE
 from hpcray.history.block_file import BlockWriter

@@ -23,14 +23,13 @@ from hpcray.api.runtime_env import package_of, package_uri, path_of_module
 from hpcray.api.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.exceptions import RayError
-from hpcray.common.submitted_jobs import (
+from hpcray.common.job_names import (
     JOB_ACTOR_NAME_TEMPLATE,
     JOB_LOGS_PATH_TEMPLATE,
     SUPERVISOR_ACTOR_RAY_NAMESPACE,
 )
 from hpcray.job_submission.cluster_address import get_address_for_submission_client
-from hpcray.job_submission.job_details import JobDetails, JobType
-from hpcray.job_submission.job_request import JobSubmitRequest
+from hpcray.job_submission.job_records import JobDetails, JobSubmitRequest, JobType
 from hpcray.job_submission.job_supervisor import JobSupervisor
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import IN_PLACE, RuntimeEnv, unsupported_field_error, validated_runtime_env

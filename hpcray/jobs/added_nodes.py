@@ -15,8 +15,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
-from hpcray.jobs.batch_queue import query_batch, submit_batch
-from hpcray.jobs.slurm_queue import GONE, REGISTRATION_TIME, query_reason, query_state
+from hpcray.jobs.batch_queues import GONE, REGISTRATION_TIME, query_batch, query_reason, query_state, submit_batch
 from hpcray.jobs.submission import (
     LOCAL,
     JobRequest,
@@ -34,13 +33,16 @@ from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol.messages import GcsCall, RemoveNode
 from hpcray.runtime.node.join_token import (
+    ADDED_JOBS,
     REQUEST,
+    added_job_name,
     ask_head,
+    batch_script,
     join_token_path,
+    node_command,
     request_join_token,
     write_join_token,
 )
-from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name, batch_script, node_command
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0

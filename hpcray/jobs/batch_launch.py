@@ -39,8 +39,8 @@ from hpcray.jobs import (
     VALUE,
     JobOutcome,
     PickledCall,
+    batch_queues,
     read_pickle,
-    slurm_queue,
     write_pickle,
 )
 from hpcray.platform.private_files import read_private_file, write_private_file
@@ -168,7 +168,7 @@ class _BatchRun:
         if self._ended_by == "time":
             return True
         cancelled = (self._folder / CANCELLED).exists()
-        return self._launch.slurm and not cancelled and slurm_queue.preempted(os.environ.get("SLURM_JOB_ID", ""))
+        return self._launch.slurm and not cancelled and batch_queues.preempted(os.environ.get("SLURM_JOB_ID", ""))
 
     def _start(self) -> None:
         me = os.getpid()

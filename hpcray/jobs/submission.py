@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -12,18 +13,18 @@ import subprocess
 import sys
 import threading
 import time as clock
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hpcray.common.config import parse_size
 from hpcray.common.exceptions import SubmitError
-from hpcray.common.sizes import parse_size
 from hpcray.jobs import PickledCall, write_pickle
 from hpcray.jobs.batch_job import LAUNCH, SCRIPT_OUTPUT
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
-from hpcray.jobs.batch_queue import submit_batch
+from hpcray.jobs.batch_queues import submit_batch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, jobs_folder, make_folder
 from hpcray.platform.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.platform.config_files import launch_config
@@ -483,3 +484,36 @@ def without_outer_job() -> Iterator[None]:
         finally:
             for name, value in before.items():
                 os.environ.setdefault(name, value)
+
+
+# ------------------------------------------------------------ client mode
+# Client mode, `hpcray submit --driver here`: the program runs on this machine, which gives the job no CPUs; its nodes
+# come from batch jobs.
+
+
+_TYPE = "worker"
+
+
+def client_mode_command(words: Sequence[str], request: JobRequest, kind: str) -> tuple[list[str], dict[str, str]]:
+    """The command line of a program with nodes elsewhere, and its environment.
+
+    Args:
+        words: the program, as `python` takes it.
+        request: the nodes; their batch jobs are cancelled when the program has ended.
+        kind: the executor, "slurm" or "local".
+    """
+    given = {"CPU": request.cpus_per_node, "GPU": request.gpus_per_node}
+    options: dict[str, str | int | bool | None] = {
+        "partition": request.partition or None,
+        "time": None if request.time is None else math.ceil(request.time / 60),
+        "mem": None if request.mem is None else f"{math.ceil(request.mem / (1 << 20))}M",
+        **request.sbatch,
+    }
+    node_type = {
+        "resources": {name: amount for name, amount in given.items() if amount},
+        "node_config": {name: value for name, value in options.items() if value is not None},
+    }
+    count = str(request.nodes + 1)
+    line = module_line("hpcray", "--num-cpus", "0", "--num-gpus", "0", "--min-nodes", count)
+    line += ["--max-nodes", count, "--node-types", json.dumps({_TYPE: node_type}), *words]
+    return line, {**os.environ, **request.env, "HPCRAY_NODE_PROVIDER": kind}

@@ -24,9 +24,9 @@ from typing import Any, Generic, TypeVar
 
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.task_errors import RayTaskError
-from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, read_pickle, slurm_queue
+from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, batch_queues, read_pickle
 from hpcray.jobs.batch_job import SCRIPT_OUTPUT, STEM
-from hpcray.jobs.batch_queue import cancel_batch, query_batch
+from hpcray.jobs.batch_queues import cancel_batch, query_batch
 from hpcray.platform.batch_systems import FLUX, PBS
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.private_files import (
@@ -46,7 +46,7 @@ _ACTIVE = frozenset({"PENDING", "RUNNING", "UNKNOWN"})
 _POLL = (0.05, 1.0)  # seconds between looks: at first, at most
 # Seconds for which FAILED is not believed. Slurm may report it of a job that an administrator is requeueing; for longer
 # of one that requeues itself, until a busy controller makes it PENDING.
-_REQUEUE_TIME = 2 * slurm_queue.CACHE_TIME
+_REQUEUE_TIME = 2 * batch_queues.CACHE_TIME
 _OWN_REQUEUE_TIME = 30.0
 # Seconds until a file is visible here that another node wrote to a shared file system, or a process of this host.
 _SHARED_FILE_DELAY, _LOCAL_FILE_DELAY = 15.0, 0.5
@@ -116,15 +116,15 @@ class SubmittedJob(Generic[T]):
         UNKNOWN: Slurm does not answer at present. Without accounting, Slurm forgets a job some minutes after its end;
         one without a result is then FAILED, or CANCELLED after `cancel()`.
         """
-        return self._state(lambda job_id: _query(self.executor, [job_id]).get(job_id, slurm_queue.GONE))
+        return self._state(lambda job_id: _query(self.executor, [job_id]).get(job_id, batch_queues.GONE))
 
     def _state(self, query_slurm: Any) -> str:
         outcome = self._outcome()
         if outcome is not None:
             return _state_of(outcome)
         found = self._local_state() if self.executor == "local" else query_slurm(self.job_id)
-        if found == slurm_queue.GONE:
-            found = "FAILED" if time.time() - self.record.submitted > slurm_queue.REGISTRATION_TIME else "UNKNOWN"
+        if found == batch_queues.GONE:
+            found = "FAILED" if time.time() - self.record.submitted > batch_queues.REGISTRATION_TIME else "UNKNOWN"
         if found == "FAILED" and (self.folder / CANCELLED).exists():
             return "CANCELLED"
         return str(found)
@@ -251,7 +251,7 @@ class SubmittedJob(Generic[T]):
             return
         (self.folder / CANCELLED).touch(0o600)
         if self.executor == "slurm":
-            slurm_queue.cancel(self.job_id)
+            batch_queues.cancel(self.job_id)
             return
         if self.executor in (PBS, FLUX):
             cancel_batch(self.executor, self.job_id)
@@ -283,7 +283,7 @@ def _state_of(outcome: JobOutcome) -> str:
 
 def _query(executor: str, job_ids: list[str]) -> dict[str, str]:
     """States of jobs of one batch system, by id; forgotten ones are left out."""
-    return query_batch(executor, job_ids) if executor in (PBS, FLUX) else slurm_queue.query_states(job_ids)
+    return query_batch(executor, job_ids) if executor in (PBS, FLUX) else batch_queues.query_states(job_ids)
 
 
 def _text(path: Path) -> str | None:
@@ -376,6 +376,6 @@ def states(jobs: Iterable[SubmittedJob[Any]]) -> dict[str, str]:
             asked.setdefault(job.executor, []).append(job.job_id)
     found = {(kind, ident): state for kind, ids in asked.items() for ident, state in _query(kind, ids).items()}
     return {
-        job.folder.name: job._state(lambda ident, kind=job.executor: found.get((kind, ident), slurm_queue.GONE))
+        job.folder.name: job._state(lambda ident, kind=job.executor: found.get((kind, ident), batch_queues.GONE))
         for job in jobs
     }

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from hpcray.common.launch_config import LaunchConfig
+from hpcray.common.config import LaunchConfig
 from hpcray.launch.launchers import (
     AUTO,
     FLUX,

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
-from hpcray.common.launch_config import LauncherName
+from hpcray.common.config import LauncherName
 
 OPEN_MPI, MPICH, INTEL_MPI, PALS, FLUX, SRUN, AUTO = "openmpi", "mpich", "intelmpi", "pals", "flux", "srun", "auto"
 NAMES: tuple[str, ...] = get_args(LauncherName)

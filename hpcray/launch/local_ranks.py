@@ -40,6 +40,8 @@ from hpcray.platform.process_control import (
 EXIT_NOT_STARTED = 127
 _END_TIMEOUT = 3.0
 """Seconds that ranks have to end after SIGTERM."""
+_LEFT_EARLY = 1.0
+"""Seconds that the others have to leave too when one has left before all were up."""
 _ORPHANS_TIMEOUT, _ORPHANS_INTERVAL = 12.0, 0.01
 _END_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -90,12 +92,17 @@ def local_arguments(line: Sequence[str]) -> Sequence[str] | None:
 
 
 class _Ranks:
-    """The processes. go_on: whether the others go on when one has failed now."""
+    """The processes.
 
-    def __init__(self, go_on: Callable[[], bool]) -> None:
-        self._go_on = go_on
+    Args:
+        recover: whether the others go on when one has failed, once all are up.
+        up: returns whether they are.
+    """
+
+    def __init__(self, recover: bool, up: Callable[[], bool]) -> None:
+        self._recover, self._up = recover, up
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._kill_at = float("inf")
+        self._kill_at = self._up_by = float("inf")
         self.code = 0
 
     def start(self, command: Sequence[str], environ: dict[str, str]) -> None:
@@ -133,7 +140,8 @@ class _Ranks:
                 selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, process)
             running = len(self._processes)
             while running:
-                timeout = None if self._kill_at == float("inf") else max(0.0, self._kill_at - time.monotonic())
+                next_at = min(self._kill_at, self._up_by)
+                timeout = None if next_at == float("inf") else max(0.0, next_at - time.monotonic())
                 for key, _ in selector.select(timeout):
                     if key.data is None:
                         os.read(wakeup, 512)
@@ -143,6 +151,10 @@ class _Ranks:
                     os.close(key.fd)
                     running -= 1
                     self._ended(key.data)
+                if time.monotonic() >= self._up_by:
+                    self._up_by = float("inf")
+                    if not self._up():
+                        self.end(0)
                 if time.monotonic() >= self._kill_at:
                     self.send(signal.SIGKILL)
                     self._kill_at = time.monotonic() + _END_TIMEOUT
@@ -150,10 +162,14 @@ class _Ranks:
     def _ended(self, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
         code = 128 - status if status < 0 else status
-        if code and not self._go_on():
+        starting = self._recover and not self._up()
+        if starting and not code:  # it has left with a reason, which another process reports
+            self._up_by = min(self._up_by, time.monotonic() + _LEFT_EARLY)
+        elif code and (starting or not self._recover):
             if status < 0 and self._kill_at == float("inf"):
                 rank = self._processes.index(process)
-                text = f"rank {rank} was ended by signal {-status} before all ranks were up, and so the job ends"
+                when = " before all ranks were up" if starting else ""
+                text = f"rank {rank} was ended by signal {-status}{when}, and so the job ends"
                 print(f"hpcray-launch: {text}", file=sys.stderr, flush=True)
             self.end(code)
         self.code = self.code or code
@@ -167,7 +183,7 @@ def main(argv: Sequence[str]) -> int:
     wakeup, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     events: list[Callable[[], None]] = []
     directory: MpiDirectory | None = None
-    ranks = _Ranks(lambda: mode == _MODES[True] and directory is not None and directory.is_marked_up)
+    ranks = _Ranks(mode == _MODES[True], lambda: directory is not None and directory.is_marked_up)
 
     def later(event: Callable[[], None]) -> None:
         events.append(event)

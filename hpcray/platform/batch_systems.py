@@ -1,7 +1,7 @@
 """Batch systems: the command lines that submit, query and cancel a job, and what their answers mean. Pure.
 
 Each is a `BatchSystem`. Slurm's further abilities (arrays, requeue, accounting) are used where they are needed:
-`jobs/slurm_queue.py`, `jobs/submission.py`, `autoscaler/node_provider.py`. PBS and Flux were tried with programs that
+`jobs/batch_queues.py`, `jobs/submission.py`, `autoscaler/node_provider.py`. PBS and Flux were tried with programs that
 imitate them, not with the real ones: docs/how-to/site.md.
 
 Source: OpenPBS 23.06, qsub(1B), qstat(1B), qdel(1B); Flux 0.66, flux-batch(1), flux-jobs(1), flux-cancel(1).

@@ -21,9 +21,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from hpcray.common.config import OTLP_FILE, PREFIX, RAY_VARIABLES, REMOVED_SETTINGS, Config, convert
-from hpcray.common.launch_config import LaunchConfig
-from hpcray.common.sizes import parse_size
+from hpcray.common.config import (
+    OTLP_FILE,
+    PREFIX,
+    RAY_VARIABLES,
+    REMOVED_SETTINGS,
+    Config,
+    LaunchConfig,
+    convert,
+    parse_size,
+)
 
 SYSTEM_FILE = "/etc/hpcray.toml"
 VARIABLE = "HPCRAY_CONFIG"

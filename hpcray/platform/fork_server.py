@@ -28,12 +28,12 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import msgspec
 
-from hpcray.platform import environment_reads
 from hpcray.platform.accelerators import apply_device_visibility
 from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
@@ -43,6 +43,60 @@ from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_control import TEMPLATE_NAME, become_subreaper, die_with_parent, set_process_name
 from hpcray.platform.process_tree import ProcessIdentity, close_other_fds, kill_descendants
 from hpcray.platform.session_directory import NODE_SESSION, remove_session_directory, share_session_lock
+
+# ------------------------------------------------------------ environment reads
+# The environment variables that modules read while the fork server imports them.
+#
+# A module that reads a variable when it is imported keeps what it read: in a worker that is forked later, a variable of
+# its `runtime_env` comes too late for such a module. So the fork server notes what is read during its imports, and a
+# worker that is to have another value becomes a fresh process, which imports again (`worker_runtime_env`).
+#
+# Noted is what goes through `os.environ`. Libraries in C read on their own: `runtime_env.read_at_start` lists theirs.
+
+
+class EnvironmentReads:
+    """Notes which variables are read through `os.environ`.
+
+    Attributes:
+        values: what each variable was at its first read; None: it was not set.
+    """
+
+    def __init__(self) -> None:
+        self.values: dict[str, str | None] = {}
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Context manager: note all reads inside."""
+        environ = os.environ
+        encode = environ.encodekey
+        known = environ.copy()
+
+        def note(name: Any) -> Any:
+            if isinstance(name, str):
+                self.values.setdefault(name, known.get(name))
+            return encode(name)
+
+        environ.encodekey = note
+        try:
+            yield
+        finally:
+            environ.encodekey = encode
+
+    def differ(self, variables: Mapping[str, str]) -> bool:
+        """Return True if a module has read one of these variables when it was another, or was not set."""
+        return any(name in variables and variables[name] != text for name, text in self.values.items())
+
+    def differ_at_all(self, variables: Mapping[str, str]) -> bool:
+        """Return True if a module has read something that is not so in these variables, all that a process has."""
+        return any(variables.get(name) != text for name, text in self.values.items())
+
+
+of_imports = EnvironmentReads()
+"""The reads during the imports of the fork server. Forked workers inherit it; elsewhere it is empty."""
+
+
+# ------------------------------------------------------------ fork server
+
 
 WorkerMain = Callable[[str, int, int], NoReturn]
 PACKET_SIZE = 1 << 18
@@ -161,7 +215,7 @@ class _ForkServer:
 
     def _load(self) -> None:
         try:
-            with environment_reads.of_imports.noted():
+            with of_imports.noted():
                 self._main = self._load_worker()
             _freeze_heap()
             self._report("ready")
@@ -177,7 +231,7 @@ class _ForkServer:
         for name in modules:
             problem = ""
             try:
-                with environment_reads.of_imports.noted():
+                with of_imports.noted():
                     importlib.import_module(name)
             except (Exception, SystemExit):  # a task that needs the module gets the error when it imports it
                 problem = traceback.format_exc()[-_MAX_TRACEBACK:]

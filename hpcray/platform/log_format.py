@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from hpcray.common.sizes import parse_size
+from hpcray.common.config import parse_size
 
 TEXT_FORMAT = "%(asctime)s\t%(levelname)s %(filename)s:%(lineno)s -- %(message)s"
 INTERNAL_TIMESTAMP_LOG_KEY = "_ray_timestamp_ns"

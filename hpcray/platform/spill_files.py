@@ -21,10 +21,9 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.arena import Arena
+from hpcray.platform.arena import OVERFLOW_SIZE, Arena, OverflowMapping
 from hpcray.platform.config_files import configured_environment
 from hpcray.platform.direct_io import PAGE, DirectWriter, bounce_buffer, open_unnamed_file, read_direct
-from hpcray.platform.overflow_file import OVERFLOW_SIZE, OverflowMapping
 
 _MOUNTS = "/proc/self/mountinfo"
 _VARIABLES = ("HPCRAY_TMPDIR", "SLURM_TMPDIR", "SLURM_JOB_TMPDIR", "TMPDIR", "LOCAL_SCRATCH", "LOCALSCRATCH")

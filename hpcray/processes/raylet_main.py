@@ -15,11 +15,11 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.process_control import set_process_name
-from hpcray.runtime.node.end_step import reported_by_launcher
-from hpcray.runtime.node.node_signals import ended_by_sigterm, leaving_at_sigterm, outlive_user_signals
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
-from hpcray.runtime.node.raylet_ready import RayletReady
+from hpcray.runtime.node.raylet_signals import ended_by_sigterm, leaving_at_sigterm, outlive_user_signals
+from hpcray.runtime.node.run_info import RayletReady
+from hpcray.runtime.node.slurm_job import reported_by_launcher
 from hpcray.transport.startup import Launch, pmi_offered, read_launch
 
 

@@ -21,11 +21,9 @@ from typing import Any
 
 import cloudpickle
 
-from hpcray.common.deferred_bytes import DeferredBytes
 from hpcray.common.exception_pickling import CUSTOM
-from hpcray.common.madvise import madvise
-from hpcray.common.parallel_copy import PARALLEL_COPY_SIZE, copy_thread_count, parallel_copy
-from hpcray.protocol import arrow_pickling, code_pickling
+from hpcray.common.memory import PARALLEL_COPY_SIZE, DeferredBytes, copy_thread_count, madvise, parallel_copy
+from hpcray.protocol import reducers
 from hpcray.protocol.storage_cache import storages
 
 _DATES = "mM"
@@ -73,7 +71,7 @@ class _Reducers(dict[Any, Callable[[Any], Any]]):
         if reducer is None:
             if kind.__module__ != "pyarrow.lib" or not kind.__name__.endswith("Array"):
                 return copyreg.dispatch_table[kind]
-            reducer = arrow_pickling.reduce_array  # a class for each type of element
+            reducer = reducers.reduce_array  # a class for each type of element
         self[kind] = reducer
         return reducer
 
@@ -398,9 +396,9 @@ COPIED = {kind: around_buffer(kind) for kind in (bytes, bytearray)}
 
 _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
     ("numpy", "ndarray"): _reduce_array,
-    ("pyarrow.lib", "ChunkedArray"): arrow_pickling.reduce_chunks,
-    ("pyarrow.lib", "RecordBatch"): arrow_pickling.reduce_batch,
-    ("pyarrow.lib", "Table"): arrow_pickling.reduce_table,
+    ("pyarrow.lib", "ChunkedArray"): reducers.reduce_chunks,
+    ("pyarrow.lib", "RecordBatch"): reducers.reduce_batch,
+    ("pyarrow.lib", "Table"): reducers.reduce_table,
     ("starlette.datastructures", "State"): _reduce_state,
     ("jaxlib._jax", "ArrayImpl"): _reduce_jax_array,
     ("jaxlib.xla_extension", "ArrayImpl"): _reduce_jax_array,
@@ -410,7 +408,7 @@ _OF_LIBRARIES: dict[tuple[str, str], Callable[[Any], Any]] = {
 }
 """By module and name of the class."""
 
-code_pickling.keep_file_names()
+reducers.keep_file_names()
 _reducers = _Reducers(cloudpickle.Pickler.dispatch_table.maps[0])
 _reducers[memoryview] = _reduce_memoryview
 _reducers[_Storage] = _Storage.__reduce__  # or it is looked for in vain, for each tensor

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from hpcray.common.deferred_bytes import DeferredBytes
+from hpcray.common.memory import DeferredBytes
 from hpcray.common.task_errors import make_argument_error
 from hpcray.protocol.messages.objects import ERROR, MULTI, PLAIN
 from hpcray.protocol.out_of_band import COPIED, ErrorPickler, Pickler, end_storages, pickling

@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-from hpcray.ray_api.token import api_token
+from hpcray.ray_api.gate import api_token
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state import attached
 

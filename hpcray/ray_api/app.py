@@ -18,7 +18,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from hpcray.common.exceptions import RayError
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.job_submission import JobDetails, JobSubmissionClient
-from hpcray.job_submission.job_request import JobSubmitRequest
+from hpcray.job_submission.job_records import JobSubmitRequest
 from hpcray.ray_api.packages import PackageTooLargeError, UploadedPackages
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.cluster_status import ClusterStatus, cluster_status, show_status, usage_of

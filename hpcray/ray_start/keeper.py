@@ -16,7 +16,7 @@ from types import FrameType
 
 from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.allocation_watch import AllocationWatch
-from hpcray.ray_start.bell import Bell
+from hpcray.ray_start.head_search import Bell
 
 AT_ONCE = signal.SIGQUIT
 """Signal of `ray stop --force`: the node ends without waiting for tasks."""

@@ -23,7 +23,6 @@ from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.allocation_watch import AllocationWatch
-from hpcray.ray_start.bell import Bell
 from hpcray.ray_start.clusters import (
     CLIENT_PORT,
     DASHBOARD_PORT,
@@ -33,7 +32,7 @@ from hpcray.ray_start.clusters import (
     parse_cluster_name,
 )
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
-from hpcray.ray_start.head_search import HeadSearch
+from hpcray.ray_start.head_search import Bell, HeadSearch
 from hpcray.ray_start.keeper import KeeperSignals, default_signals, keep_node
 from hpcray.ray_start.registry import (
     FAILED,

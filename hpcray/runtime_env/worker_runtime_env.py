@@ -24,12 +24,12 @@ import msgspec
 
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
 from hpcray.common.resources import JOB_FIELD
-from hpcray.platform import environment_reads
+from hpcray.platform import fork_server
 from hpcray.platform.accelerators import device_visibility_state
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.context import WorkerContext
-from hpcray.runtime.worker.log_context import log_as
+from hpcray.runtime.worker.log_output import log_as
 from hpcray.runtime_env.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
     PLUGINS_VARIABLE,
@@ -198,7 +198,7 @@ class WorkerRuntimeEnv:
         variables when it was another."""
         if any(_of_template.get(name) != text for name, text in read_at_start(variables).items()):
             return True
-        noted = environment_reads.of_imports
+        noted = fork_server.of_imports
         if self.job is not None:  # a later driver: what is preloaded was loaded with the first one's variables
             return noted.differ_at_all({**_of_template, **expanded(self.job.env), **variables})
         return noted.differ(variables)

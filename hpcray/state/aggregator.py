@@ -12,17 +12,17 @@ from typing import Any, TypeVar
 import msgspec
 
 from hpcray.common.ids import raylet_of, show_proc
-from hpcray.common.log_names import FIRST_JOB
+from hpcray.common.job_names import FIRST_JOB
 from hpcray.common.resources import JOB_FIELD
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.protocol.messages import JobInfo as DriverJob
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
 from hpcray.state.job_table import JobInfo, JobTable
-from hpcray.state.options import Filter, check_filters
 from hpcray.state.schemas import (
     ActorState,
     ClusterEventState,
+    Filter,
     JobState,
     NodeState,
     ObjectState,
@@ -30,6 +30,7 @@ from hpcray.state.schemas import (
     StateSchema,
     TaskState,
     WorkerState,
+    check_filters,
 )
 from hpcray.state.summaries import ActorSummaries, ObjectSummaries, TaskSummaries
 from hpcray.state.task_history import TaskHistory, task_state

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from hpcray.common.submitted_jobs import (
+from hpcray.common.job_names import (
     DRIVER_PREFIX,
     INFO_PREFIX,
     JOB_ACTOR_NAME_TEMPLATE,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from hpcray.common.ids import node_of, raylet_of
-from hpcray.common.log_names import parse_worker_log_name
+from hpcray.common.job_names import parse_worker_log_name
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, stacks
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.overview import JobOverview, JobUse

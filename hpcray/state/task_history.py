@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hpcray.common.ids import owner_of
-from hpcray.diagnostics import object_status
+from hpcray.diagnostics import wait_graph
 from hpcray.diagnostics.cluster_query import ClusterRoster, ProcessInfo
 from hpcray.state.schemas import TaskState
 from hpcray.state.summaries import DRIVER_TASK_ID_PREFIX
 
 _STATES = {
-    object_status.ARGUMENTS: "PENDING_ARGS_AVAIL",
-    object_status.QUEUED: "PENDING_NODE_ASSIGNMENT",
-    object_status.ACTOR: "PENDING_NODE_ASSIGNMENT",
-    object_status.PAUSED: "PENDING_NODE_ASSIGNMENT",
+    wait_graph.ARGUMENTS: "PENDING_ARGS_AVAIL",
+    wait_graph.QUEUED: "PENDING_NODE_ASSIGNMENT",
+    wait_graph.ACTOR: "PENDING_NODE_ASSIGNMENT",
+    wait_graph.PAUSED: "PENDING_NODE_ASSIGNMENT",
 }
 _ERROR_TYPES = {
     "ActorDiedError": "ACTOR_DIED",
@@ -174,7 +174,7 @@ class TaskHistory:
 
 def task_state(state: str, actor: bytes) -> str:
     """Return Ray's name of the state of a task that has not returned, by that of its `ObjectStatus`."""
-    if state == object_status.SENT and actor:
+    if state == wait_graph.SENT and actor:
         return "PENDING_ACTOR_TASK_ORDERING_OR_CONCURRENCY"
     return _STATES.get(state, "SUBMITTED_TO_WORKER")
 

@@ -27,11 +27,11 @@ from hpcray.core.core_worker.object_entry import INLINE, Waiter
 from hpcray.protocol import messages as m
 from hpcray.protocol.out_of_band import pickling, views_of_tensors
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
-from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import BEHIND_CHECK
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 from hpcray.runtime.core_worker.extensions import Extension
 from hpcray.runtime.core_worker.object_refs import ObjectRef, arrived_ref, new_ref
+from hpcray.runtime.core_worker.threads import CallThread
 from hpcray.tensors.device_driver import DeviceDriver, DeviceDriverError
 from hpcray.tensors.device_mappings import DIRECT, MAPPED, Place
 from hpcray.tensors.device_memory import (
@@ -56,8 +56,15 @@ from hpcray.tensors.messages import (
     TensorsOpened,
     TensorsPushed,
 )
-from hpcray.tensors.tensor_extraction import ValueParts, ValuePickler, WholeValue, load_whole_value
-from hpcray.tensors.tensor_kinds import device_of, sizes_of, version_of
+from hpcray.tensors.tensor_kinds import (
+    ValueParts,
+    ValuePickler,
+    WholeValue,
+    device_of,
+    load_whole_value,
+    sizes_of,
+    version_of,
+)
 
 if TYPE_CHECKING:
     from hpcray.tensors.read_targets import TensorPlacement

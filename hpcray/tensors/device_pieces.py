@@ -37,7 +37,7 @@ from hpcray.tensors.device_memory import (
     tensor_at,
 )
 from hpcray.tensors.registered_memory import transfer_memory
-from hpcray.tensors.tensor_pieces import PIECED_SIZE, PieceRange, bytes_of, divide, piece_size
+from hpcray.tensors.tensor_pulls import PIECED_SIZE, PieceRange, bytes_of, divide, piece_size
 
 _UNDER_WAY = 2
 """Copies that a stream has at most: one is at work, the next one follows it without a pause."""

@@ -21,9 +21,9 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from hpcray.common.overflow import OVERFLOW
 from hpcray.platform.arena import Arena, watched_view
 from hpcray.platform.resource_limits import usable_memory
+from hpcray.protocol.messages.objects import OVERFLOW
 from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.extensions import Extension

@@ -113,7 +113,7 @@ class ControlTransport(Protocol):
         """Longest sleep allowed now, in seconds: 0 none, `FOREVER` until `fileno` is readable."""
 
     def pending(self) -> bool:
-        """Whether sends (or half-received messages) are in flight; they move only inside `poll`."""
+        """Return True if sends (or half-received messages) are in flight; they move only inside `poll`."""
 
     def forget(self, rank: int, why: str) -> None:
         """The cluster has declared `rank` dead: later sends raise PeerLost, nothing waits for it."""
@@ -174,7 +174,7 @@ class DataPlane(Protocol):
         """Move transfers on for at most about a millisecond. Finished ones."""
 
     def busy(self) -> bool:
-        """Whether any transfer is expected or in flight."""
+        """Return True if any transfer is expected or in flight."""
 
     def patience(self) -> float:
         """Longest sleep allowed now; see `ControlTransport.patience`."""

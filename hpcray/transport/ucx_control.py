@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from hpcray.common.buffer_pool import BufferPool
 from hpcray.common.keyed_hash import blake2b, compare_digest
+from hpcray.common.memory import BufferPool
 from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost, Received
 from hpcray.transport.ucx_engine import UcxEngine
 

@@ -446,7 +446,7 @@ class UcxEngine:
         return True
 
     def hungry(self) -> bool:
-        """Whether the last `progress` stopped with work left."""
+        """Return True if the last `progress` stopped with work left."""
         return self._more
 
     def fileno(self) -> int:

@@ -72,7 +72,6 @@ _MODULES = {
         "accelerators",
         "collective",
         "dask",
-        "iter",
         "joblib",
         "metrics",
         "multiprocessing",

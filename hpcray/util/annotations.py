@@ -11,7 +11,7 @@ import warnings
 from enum import Enum
 from typing import Any
 
-from hpcray.common.deprecation import RayDeprecationWarning
+from hpcray.common.exceptions import RayDeprecationWarning
 
 __all__ = ["AnnotationType", "Deprecated", "DeveloperAPI", "PublicAPI", "RayDeprecationWarning"]
 

@@ -25,28 +25,26 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.state import attached
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.logs import LogError, LogReader
-from hpcray.state.options import (
+from hpcray.state.schemas import (
     DEFAULT_LIMIT,
     DEFAULT_RPC_TIMEOUT,
+    ActorState,
     Filter,
     GetApiOptions,
     GetLogOptions,
-    ListApiOptions,
-    StateResource,
-    SummaryApiOptions,
-    SummaryResource,
-    max_limit,
-    resource_to_schema,
-)
-from hpcray.state.schemas import (
-    ActorState,
     JobState,
+    ListApiOptions,
     NodeState,
     ObjectState,
     PlacementGroupState,
+    StateResource,
     StateSchema,
+    SummaryApiOptions,
+    SummaryResource,
     TaskState,
     WorkerState,
+    max_limit,
+    resource_to_schema,
 )
 
 __all__ = [

@@ -26,6 +26,8 @@ from ray._private.thirdparty.table import LINES
 from ray.core.generated import common_pb2
 print(signature.OF_CORE is ray.ObjectRef, LINES, common_pb2.STATUS, ray.widgets.render.SHOWN, ray.util.tpu.POD)
 print(ray._private.accelerators.TPUAcceleratorManager, hasattr(ray._private.accelerators, "nothing"))
+import ray._common.retry, ray._private.dict, ray.experimental.shuffle, ray.util.iter
+print(ray.util.iter.SHARED, ray.experimental.shuffle.GET is ray.get, ray._private.dict.MERGED, ray._common.retry.TRIED)
 print(type(ray._raylet).__name__, ray._raylet.ObjectRef.__module__, ray.get.__module__)
 for name in ("ray.tune.missing", "ray.serve", "ray._private.of_the_wheel", "ray.of_the_wheel"):
     try:
@@ -96,6 +98,11 @@ def wheel(tmp_path: Path) -> Path:
         "_private/thirdparty/table.py": "LINES = 3",
         "core/generated/common_pb2.py": "STATUS = 'ok'",
         "util/tpu.py": "from ray._private.accelerators import TPUAcceleratorManager\nPOD = 'pod'",
+        "util/iter.py": "from ray.util.iter_metrics import SHARED",
+        "util/iter_metrics.py": "SHARED = 'shared'",
+        "experimental/shuffle.py": "import ray\nGET = ray.get",
+        "_private/dict.py": "MERGED = 'merged'",
+        "_common/retry.py": "TRIED = 'tried'",
         "widgets/__init__.py": "from ray.widgets import render",
         "widgets/render.py": "SHOWN = True",
     }
@@ -118,6 +125,7 @@ def test_a_lent_wheel_provides_libraries_but_not_the_core(wheel: Path, tmp_path:
     lines = ended.stdout.splitlines()
     assert lines[0].split(" ", 1) == [str(wheel / "ray" / "tune" / "__init__.py"), "deep True train of the wheel"]
     assert lines[1:3] == ["True 3 ok True pod", "manager False"], "helpers come from the wheel, one by one"
+    assert lines.pop(3) == "shared True merged tried"
     assert lines[3] == "Facade hpcray.runtime.core_worker.object_refs hpcray.api.objects"
     assert lines[4:6] == ["No module named 'ray.tune.missing'", "No module named 'ray.serve'"]
     assert lines[6].startswith("hpcray does not have ray._private.of_the_wheel")

@@ -362,16 +362,21 @@ def test_the_package_contains_no_file_of_ray() -> None:
         assert "ray-project" not in file.read_text()
 
 
-@row("ray._private.auto_init_hook, dict, label_utils, path_utils")
-def test_helpers_of_the_private_modules_are_there(ray: Any) -> None:
+@row("ray._private.auto_init_hook")
+def test_a_wrapped_function_needs_a_session(ray: Any) -> None:
     from ray._private.auto_init_hook import wrap_auto_init
-    from ray._private.dict import flatten_dict
-    from ray._private.label_utils import parse_node_labels_string
-    from ray._private.path_utils import is_path
 
-    assert wrap_auto_init(is_path)("/a") and not is_path("s3://a")
-    assert flatten_dict({"a": {"b": 1}}) == {"a/b": 1}
-    assert parse_node_labels_string("a=b") == {"a": "b"}
+    assert wrap_auto_init(ray.is_initialized)()
+
+
+@row(
+    "ray._private.dict, inspect_util, label_utils, path_utils",
+    differs="Ray's own code: Ray's wheel lends it (docs/how-to/ray-libraries.md), and an error says so without one",
+)
+@pytest.mark.parametrize("name", ["collections_utils", "dict", "inspect_util", "label_utils", "path_utils"])
+def test_helpers_of_ray_come_from_its_wheel(ray: Any, name: str) -> None:
+    with pytest.raises(ModuleNotFoundError, match=f"{name}: it is Ray's own code.*hint: .*libraries install"):
+        __import__(f"ray._private.{name}")
 
 
 @row("ray._private.state")

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from hpcray.compat.finder import FINDER
+
 from .rows import row
 from .test_table_core import ROOT, script
 
@@ -327,27 +329,23 @@ def test_joblib_runs_calls_on_the_ray_backend(ray: Any) -> None:
         assert joblib.Parallel()(joblib.delayed(pow)(x, 2) for x in range(4)) == [0, 1, 4, 9]
 
 
-@row("util.iter")
-def test_parallel_iterators_gather_the_items_of_their_shards(ray: Any) -> None:
-    it = there("ray.util.iter").from_range(6, num_shards=2).for_each(lambda x: 2 * x)
-    assert list(it.gather_sync()) == [0, 6, 2, 8, 4, 10]
-    assert sorted(it.filter(lambda x: x > 4).batch(2).gather_async()) == [[6, 8], [10]]
-
-
 @row("util.tracing")
 def test_tracing_is_off_unless_a_hook_is_given(ray: Any) -> None:
     assert not there("ray.util.tracing.tracing_helper")._is_tracing_enabled()
 
 
-@row("experimental.shuffle")
-def test_a_shuffle_moves_items_between_partitions(ray: Any) -> None:
-    found = there("ray.experimental.shuffle").simple_shuffle(
-        input_reader=lambda number: [number] * 2,
-        input_num_partitions=3,
-        output_num_partitions=2,
-        output_writer=lambda number, refs: sum(ray.get(refs)),
-    )
-    assert found == [3, 3]
+OF_THE_WHEEL = "Ray's own code: Ray's wheel lends it (docs/how-to/ray-libraries.md), and an error says so without one"
+
+
+@row("util.iter", differs=OF_THE_WHEEL)
+@row("experimental.shuffle", differs=OF_THE_WHEEL)
+@pytest.mark.parametrize(
+    "name", ["ray.util.iter", "ray.util.iter_metrics", "ray.experimental.shuffle", "ray._common.retry"]
+)
+def test_code_of_ray_itself_is_not_there_without_its_wheel(ray: Any, name: str) -> None:
+    assert not FINDER.lent
+    with pytest.raises(ModuleNotFoundError, match=rf"{name}: it is Ray's own code.*hint: .*libraries install"):
+        importlib.import_module(name)
 
 
 @row("util.dask")

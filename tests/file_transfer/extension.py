@@ -27,9 +27,9 @@ from file_transfer import value_files
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
 from hpcray.protocol.serialization import Serialized, deserialize, serialize
-from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.runtime.core_worker.extensions import Extension, ExtensionProcess
+from hpcray.runtime.core_worker.threads import CallThread
 
 _LAST_REMOVALS = 10.0
 """Seconds that a process which leaves the job waits for a file system that hangs."""

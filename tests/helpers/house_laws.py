@@ -696,7 +696,7 @@ def lines_by_room(sources: Iterable[Source]) -> dict[str, int]:
 
 LAZY_TABLES = (
     "hpcray.cluster", "hpcray.util", "hpcray.dag",
-    "hpcray.compat.amendments", "hpcray.compat.finder", "hpcray.compat.table",
+    "hpcray.compat.finder", "hpcray.compat.finder", "hpcray.compat.table",
 )  # fmt: skip
 """Modules that load public names when they are first asked for: `import hpcray` is short thanks to them. Their strings
 close no circle; they may not look up either."""

@@ -19,9 +19,9 @@ PAUSE = 0.002
 def use_made_up_devices() -> None:
     """Use them in this process."""
     from helpers.fake_device_driver import FakeDeviceDriver
-    from hpcray.tensors import device_mappings, device_memory, device_pieces, tensor_pieces
+    from hpcray.tensors import device_mappings, device_memory, device_pieces, tensor_pulls
 
-    tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = PIECE
+    tensor_pulls._SMALLEST = tensor_pulls._LARGEST = device_pieces.PIECED_SIZE = PIECE
     driver = FakeDeviceDriver(os.environ[VARIABLE], visible=(f"gpu-{os.getpid() % 2}",))
     driver.pause = PAUSE
     driver.transfers = note_transfer

@@ -39,9 +39,9 @@ class Holder:
     def __init__(self, directory: str, *visible: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.tensors import device_memory, device_pieces, tensor_pieces
+        from hpcray.tensors import device_memory, device_pieces, tensor_pulls
 
-        tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
+        tensor_pulls._SMALLEST = tensor_pulls._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         self.driver = FakeDeviceDriver(directory, visible=visible)
         self.driver.transfers = self.transfer
         if visible:

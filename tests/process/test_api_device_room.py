@@ -31,9 +31,9 @@ class Holder:
     def __init__(self, directory: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.tensors import device_mappings, device_memory, device_pieces, tensor_pieces
+        from hpcray.tensors import device_mappings, device_memory, device_pieces, tensor_pulls
 
-        tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
+        tensor_pulls._SMALLEST = tensor_pulls._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         device_mappings.IDLE_TIME = 0.3
         device_memory._EXPIRE_INTERVAL = 0.1
         self.driver = FakeDeviceDriver(directory)

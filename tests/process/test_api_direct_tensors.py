@@ -57,9 +57,9 @@ class Holder:
     def __init__(self, directory: str, host: str, *visible: str) -> None:
         from helpers.fake_device_driver import FakeDeviceDriver
 
-        from hpcray.tensors import device_memory, device_pieces, tensor_pieces, tensor_pulls
+        from hpcray.tensors import device_memory, device_pieces, tensor_pulls
 
-        tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
+        tensor_pulls._SMALLEST = tensor_pulls._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         tensor_pulls.TRIAL_TIME = 10.0
         device_memory.running_kernel = lambda: host  # type: ignore[assignment]
         self.driver = FakeDeviceDriver(directory, visible=visible)

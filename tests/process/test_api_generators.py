@@ -626,7 +626,7 @@ class TestSeveralObjectsPerYield:
 
 @hpcray_only
 def test_batches_of_several_generators_are_taken_whole(marks: Marks):
-    from hpcray.compat.names.generator_batches import wait_for_batches
+    from hpcray.compat.names.worker import wait_for_batches
 
     slow, quick = gated.remote(marks, 3), count.remote(4)
     ((first, refs),) = wait_for_batches([(slow, [True, True]), (quick, [True, False, True])], timeout=PATIENCE)

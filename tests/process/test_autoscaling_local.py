@@ -14,7 +14,7 @@ import pytest
 from helpers.leaks import LeakCheck
 
 import hpcray as ray
-from hpcray.compat.names.autoscaler_sdk import request_resources
+from hpcray.compat.names.autoscaler import request_resources
 from hpcray.exceptions import ActorUnschedulableError, TaskUnschedulableError
 from hpcray.platform.process_tree import descendants
 from hpcray.runtime.core_worker.core_worker import need_process

@@ -7,7 +7,6 @@ import pytest
 from engine import exceptions, hpcray_only, ray
 
 from hpcray.experimental import get_local_object_locations, get_object_locations, internal_kv
-from hpcray.experimental.shuffle import ObjectStoreWriterNonStreaming, simple_shuffle
 from hpcray.util import deregister_serializer, register_serializer
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
@@ -90,26 +89,3 @@ def test_registered_serializers_are_used_until_deregistered():
     deregister_serializer(Stubborn)
     with pytest.raises(TypeError, match="not me"):
         ray.put(Stubborn(1))
-
-
-class TestShuffle:
-    @pytest.mark.parametrize("outputs", [1, 3])
-    def test_every_item_reaches_the_partition_it_belongs_to(self, outputs):
-        gathered = simple_shuffle(
-            input_reader=lambda number: range(10 * number, 10 * number + 10),
-            input_num_partitions=4,
-            output_num_partitions=outputs,
-            output_writer=lambda number, refs: (number, ray.get(refs)),
-            partitioner=lambda items, count: ((item % count, item) for item in items),
-        )
-        assert gathered == [(number, list(range(number, 40, outputs))) for number in range(outputs)]
-
-    def test_a_writer_that_keeps_items_sends_them_to_the_output(self):
-        gathered = simple_shuffle(
-            input_reader=lambda number: "abcd",
-            input_num_partitions=2,
-            output_num_partitions=2,
-            output_writer=lambda number, items: "".join(items),
-            object_store_writer=ObjectStoreWriterNonStreaming,
-        )
-        assert gathered == ["acac", "bdbd"]

@@ -10,7 +10,7 @@ import pytest
 from engine import PATIENCE, eventually, exceptions, exit_actor, hpcray_only, ray, start
 
 from hpcray.runtime.core_worker.core_worker import current
-from hpcray.tensors.tensor_pieces import PIECED_SIZE
+from hpcray.tensors.tensor_pulls import PIECED_SIZE
 
 torch = pytest.importorskip("torch")
 pytestmark = [

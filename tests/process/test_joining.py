@@ -493,7 +493,7 @@ def test_who_waits_for_nodes_of_a_batch_job_that_do_not_come_is_told(
     monkeypatch.setenv("HPCRAY_JOBS", str(tmp_path / "jobs"))
     # No UCX is needed for nodes that do not come.
     monkeypatch.setattr(added_nodes, "request_join_token", lambda *given: b'{"settings": {"start_timeout": 0.5}}')
-    monkeypatch.setattr("hpcray.jobs.slurm_queue._Cache.time", float("-inf"))
+    monkeypatch.setattr("hpcray.jobs.batch_queues._Cache.time", float("-inf"))
     with ray.init("local", num_cpus=1), pytest.raises(SubmitError, match=said):
         cluster.scale(2, cpus=1, executor="slurm", wait=True)
 

@@ -16,14 +16,13 @@ from engine import PATIENCE, eventually
 from losing import lose
 
 import hpcray as ray
-from hpcray.compat.names.gcs_client import ALIVE, GcsClient
 from hpcray.compat.names.ids import NodeID
 from hpcray.compat.names.internal_api import (
     get_local_ongoing_lineage_reconstruction_tasks,
     get_memory_info_reply,
     get_state_from_address,
 )
-from hpcray.compat.names.state import state
+from hpcray.compat.names.state import ALIVE, GcsClient, state
 from hpcray.compat.names.worker import _GlobalNode, _mode, _post_init_hooks, global_worker
 from hpcray.runtime.core_worker.core_worker import need_process
 

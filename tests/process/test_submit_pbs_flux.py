@@ -16,7 +16,7 @@ from helpers.leaks import LeakCheck, wait_until
 import hpcray as ray
 from hpcray.cluster import find_job, scale, submit
 from hpcray.exceptions import JobError, RayTaskError, SubmitError
-from hpcray.jobs import batch_queue
+from hpcray.jobs import batch_queues
 from hpcray.jobs.submission import choose_executor
 from hpcray.jobs.submitted_job import list_jobs, states
 
@@ -33,7 +33,7 @@ def kind(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     beside = os.pathsep.join([str(programs), str(Path(sys.executable).parent), "/usr/bin", "/bin"])
     monkeypatch.setenv("PATH", beside)
     monkeypatch.setenv("HPCRAY_JOBS", str(tmp_path / "jobs"))
-    monkeypatch.setattr(batch_queue, "_CACHE_TIME", 0.0)
+    monkeypatch.setattr(batch_queues, "_CACHE_TIME", 0.0)
     return str(request.param)
 
 

@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from engine import NAME, hpcray_only, ray
+from engine import IS_HPCRAY, NAME, hpcray_only, ray
 
 dask = pytest.importorskip("dask")
 util_dask = importlib.import_module(f"{NAME}.util.dask")
@@ -250,7 +250,7 @@ def test_the_progress_bar_counts_the_nodes(capsys):
 
 @pytest.mark.parametrize("kind", [list, tuple, dict])
 def test_refs_are_found_in_nested_values(kind):
-    common = importlib.import_module(f"{NAME}.util.dask.common")
+    common = importlib.import_module("hpcray.util.dask.scheduler" if IS_HPCRAY else "ray.util.dask.common")
     first, second = ray.put(1), ray.put(2)
     nested = {"a": [first, {"b": (second, first)}]} if kind is dict else kind([first, {"b": (second, first)}])
     refs, repack = common.unpack_object_refs(nested, 7)

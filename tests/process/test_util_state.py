@@ -18,7 +18,7 @@ if IS_HPCRAY:
     from click.testing import CliRunner
 
     from hpcray.cli.__main__ import main
-    from hpcray.state.options import SummaryApiOptions, SummaryResource
+    from hpcray.state.schemas import SummaryApiOptions, SummaryResource
     from hpcray.util import state
     from hpcray.util.state import RayStateApiException
 else:

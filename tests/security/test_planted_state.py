@@ -17,10 +17,10 @@ import hpcray as ray
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
-from hpcray.platform.kept_logs import keep_logs, node_logs
+from hpcray.platform.session_directory import keep_logs, node_logs
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.node.run_info import checkpoint_directory
-from hpcray.state.metrics_export import _write as write_metrics_file
+from hpcray.state.node_metrics import _write as write_metrics_file
 
 BOMB = """\
 import os, pickle, sys

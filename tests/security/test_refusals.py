@@ -11,8 +11,8 @@ import socket
 import pytest
 from helpers.strangers import as_stranger, needs_stranger
 
-from hpcray.platform import http_peers
-from hpcray.platform.http_peers import RefusalLog, refuse_strangers, sum_up_refusals
+from hpcray.platform import tcp_peers
+from hpcray.platform.tcp_peers import RefusalLog, refuse_strangers, sum_up_refusals
 
 CONNECT = """\
 import socket, sys, time
@@ -88,4 +88,4 @@ def test_other_errors_of_the_loop_are_reported_as_ever() -> None:
     log = RefusalLog(logging.getLogger("refusals"))
     log.handle(Loop(), {"exception": OSError(errno.EMFILE, "Too many open files")})  # type: ignore[arg-type]
     log.handle(Loop(), {"message": "something else"})  # type: ignore[arg-type]
-    assert asked == [{"message": "something else"}] and http_peers._INTERVAL == 60.0
+    assert asked == [{"message": "something else"}] and tcp_peers._INTERVAL == 60.0

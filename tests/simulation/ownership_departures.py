@@ -1,4 +1,4 @@
-"""Nodes of the ownership simulation that leave in good order: what `runtime.core_worker.evacuation` does."""
+"""Nodes of the ownership simulation that leave in good order: what `runtime.core_worker.drain_client` does."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any
 
 from hpcray.common.ids import PUT_INDEX, node_of, number_of, raylet_of
-from hpcray.core.core_worker.lineage import (
+from hpcray.core.core_worker.object_recovery import (
     DEPENDENCY,
     LINEAGE_EVICTED,
     LOST,

@@ -15,8 +15,7 @@ from ownership_parts import ERROR, LARGE, OK, Frame, Ref, Submitted, View, blob_
 from ownership_visits import Visiting
 
 from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, node_of, number_of, raylet_of
-from hpcray.core.core_worker.lineage import DEPENDENCY
-from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.object_recovery import DEPENDENCY, ObjectRecovery
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, ObjectTable, Waiter
 from hpcray.protocol import messages as m
 

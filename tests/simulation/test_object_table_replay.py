@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from ownership_world import World
 
-from hpcray.core.core_worker.kept_copies import KeptCopies
-from hpcray.core.core_worker.lineage import Lineage, Replication
+from hpcray.core.core_worker.object_entry import ValueHints
 from hpcray.core.core_worker.object_pins import ObjectPins
-from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.object_recovery import KeptCopies, Lineage, ObjectRecovery, Replication
 from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
-from hpcray.core.core_worker.value_hints import ValueHints
 from hpcray.diagnostics import record_replay
 from hpcray.diagnostics.record_replay import Record, Recorder, inputs_of, record_table, replay
 

@@ -15,9 +15,8 @@ from test_ownership import run
 from test_sim_nodes import anything, some_delays
 
 from hpcray.common.ids import PROC_BYTES
-from hpcray.core.core_worker.lineage import Lineage
 from hpcray.core.core_worker.object_entry import ObjectEntry
-from hpcray.core.core_worker.object_recovery import ObjectRecovery
+from hpcray.core.core_worker.object_recovery import Lineage, ObjectRecovery
 from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.core.gcs.actor_manager import Actor, ActorManager

@@ -18,7 +18,7 @@ from hpcray.common.resources import GROUP, Resources, names_in, to_units
 from hpcray.core.effects import Send
 from hpcray.core.gcs import placement_group_manager
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.raylet import local_lease_manager, node_views
+from hpcray.core.raylet import head_reporter, local_lease_manager
 from hpcray.protocol import messages as m
 
 
@@ -35,7 +35,7 @@ NODES = 5
 def large_from(patch: pytest.MonkeyPatch, size: int) -> None:
     """Clusters of so many nodes count as large."""
     patch.setattr(local_lease_manager, "SMALL_CLUSTER", size - 1)
-    patch.setattr(node_views, "SMALL_CLUSTER", size - 1)
+    patch.setattr(head_reporter, "SMALL_CLUSTER", size - 1)
     patch.setattr(placement_group_manager, "LARGE_CLUSTER", size - 1)
 
 

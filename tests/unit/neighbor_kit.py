@@ -14,7 +14,7 @@ from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import GUEST
-from hpcray.runtime.node.node_death import forget_node
+from hpcray.runtime.node.cluster_member import forget_node
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NeighborClients, NodeContext
 from hpcray.runtime.raylet.local_sockets import LocalListener

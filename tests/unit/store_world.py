@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hpcray.common.ids import make_proc, node_of, number_of, raylet_of
-from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import (
     CancelReceive,
     DiscardSpilled,
@@ -23,6 +22,7 @@ from hpcray.core.effects import (
 )
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.protocol import messages as m
+from hpcray.protocol.messages.objects import OVERFLOW
 
 NODES = 4
 PROCS = 2  # per node

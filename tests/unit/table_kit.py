@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, make_proc, raylet_of
-from hpcray.core.core_worker.lineage import OWNER_DIED
+from hpcray.core.core_worker.object_recovery import OWNER_DIED
 from hpcray.core.core_worker.object_table import INLINE, ObjectEntry, ObjectTable, Waiter
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from hpcray.common.config import Config
-from hpcray.common.parallel_copy import parallel_copy
+from hpcray.common.memory import parallel_copy
 from hpcray.platform import arena as arena_module
 from hpcray.platform.arena import Arena, ArenaError, available_memory, default_arena_size
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hpcray.experimental.bar_manager import BarManager
+from hpcray.experimental.tqdm_ray import BarManager
 
 pytest.importorskip("tqdm")
 

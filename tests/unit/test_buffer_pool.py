@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hpcray.common.buffer_pool import BufferPool
+from hpcray.common.memory import BufferPool
 from hpcray.protocol.frames import LONG, FrameReader, pack
 
 DEST, SOURCE = b"d" * 8, b"s" * 8
@@ -62,7 +62,7 @@ def test_no_more_memory_is_kept_than_there_is_room_for() -> None:
 def test_to_keep_freed_memory_touches_no_page_of_it() -> None:
     program = (
         "import resource\n"
-        "from hpcray.common.buffer_pool import keep_freed_memory\n"
+        "from hpcray.common.memory import keep_freed_memory\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "keep_freed_memory()\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)\n"

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from hpcray.api.placement_group import check_request
-from hpcray.compat.names import autoscaler_sdk, nested_dicts, placement_group, ray_constants, raylet, utils
-from hpcray.compat.names.memory_leaks import _test_some_code_for_memory_leaks
+from hpcray.compat.names import autoscaler, ray_constants, raylet, util, utils
+from hpcray.compat.names.util import _test_some_code_for_memory_leaks
 
 
 class Point(NamedTuple):
@@ -76,14 +76,6 @@ def test_variables_that_are_no_numbers_give_the_default(
     assert "Found B in environment, but value must be an integer. Got: seven" in caplog.text
 
 
-def test_lists_are_made_of_numbers_in_paths() -> None:
-    nested = {"a": [{"b": 1}, {"c": [2, 3]}], "d": {"e": {}}}
-    assert nested_dicts.unflatten_list_dict(nested_dicts.flatten_dict(nested, flatten_list=True)) == {"a": nested["a"]}
-    assert nested_dicts.unflatten_list_dict({"0/x": 1, "1/x": 2}) == [{"x": 1}, {"x": 2}]
-    with pytest.raises(AssertionError, match="in order"):
-        nested_dicts.unflatten_list_dict({"a/1": 1})
-
-
 def test_step_functions_are_added_and_averaged() -> None:
     series = [[Point(0.0, 1.0), Point(1.004, 1.0), Point(2.0, 3.0)], [Point(1.0, 2.0), Point(2.001, 0.0)]]
     assert raylet.merge_instantaneous_total_cython(series) == [(0.0, 1.0), (1.0, 3.0), (2.0, 3.0)]
@@ -106,17 +98,17 @@ def test_labels_are_compared_with_a_selector() -> None:
 
 def test_requests_for_groups_and_nodes_are_checked() -> None:
     assert check_request([{"CPU": 1}], None, None, None, None, None)[1] == "PACK"
-    placement_group.validate_placement_group([{"CPU": 1}], "SPREAD", "detached")
+    util.validate_placement_group([{"CPU": 1}], "SPREAD", "detached")
     with pytest.raises(ValueError, match="Invalid placement group strategy"):
-        placement_group.validate_placement_group([{"CPU": 1}], "ANYWHERE")
+        util.validate_placement_group([{"CPU": 1}], "ANYWHERE")
     with pytest.raises(ValueError, match="lifetime"):
-        placement_group.validate_placement_group([{"CPU": 1}], lifetime="ever")
-    assert placement_group._valid_resource_shape({"CPU": 2, "bundle": 0.001}, [{"CPU": 1}, {"CPU": 2}])
-    assert not placement_group._valid_resource_shape({"CPU": 2, "GPU": 1}, [{"CPU": 2}, {"GPU": 1}])
+        util.validate_placement_group([{"CPU": 1}], lifetime="ever")
+    assert util._valid_resource_shape({"CPU": 2, "bundle": 0.001}, [{"CPU": 1}, {"CPU": 2}])
+    assert not util._valid_resource_shape({"CPU": 2, "GPU": 1}, [{"CPU": 2}, {"GPU": 1}])
     with pytest.raises(TypeError, match="number"):
-        autoscaler_sdk.request_resources(bundles=[{"CPU": True}])
+        autoscaler.request_resources(bundles=[{"CPU": True}])
     with pytest.raises(ValueError, match="must be provided"):
-        autoscaler_sdk.request_resources(bundle_label_selectors=[{}])
+        autoscaler.request_resources(bundle_label_selectors=[{}])
 
 
 @pytest.mark.slow

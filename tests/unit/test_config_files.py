@@ -14,9 +14,8 @@ from helpers.documents import blocks
 
 from hpcray.autoscaler.node_provider import JobNodeProvider
 from hpcray.common import config as config_module
-from hpcray.common.config import Config
+from hpcray.common.config import Config, LaunchConfig
 from hpcray.common.exceptions import SubmitError
-from hpcray.common.launch_config import LaunchConfig
 from hpcray.core.gcs.node_types import NodeType
 from hpcray.jobs import submission
 from hpcray.jobs.submission import JobRequest, check_request, with_configured_place

@@ -10,13 +10,9 @@ from typing import Any
 
 import pytest
 
-from hpcray.dashboard.answer_cache import AnswerCache, NoAnswerError
-from hpcray.dashboard.node_scope import choose_nodes, parse_nodes
-from hpcray.dashboard.object_sites import by_site
-from hpcray.dashboard.slurm_state import parse_node
-from hpcray.dashboard.table_pages import TableQuery, table_page
+from hpcray.dashboard.app import AnswerCache, NoAnswerError, TableQuery, table_page
+from hpcray.dashboard.job_pages import by_site, choose_nodes, parse_node, parse_nodes, wait_graph
 from hpcray.dashboard.task_timeline import TaskTimeline
-from hpcray.dashboard.wait_edges import wait_graph
 from hpcray.diagnostics.wait_graph import WaitReason
 from hpcray.state.overview import NodeUse
 

@@ -15,8 +15,7 @@ from helpers.asgi import Answered, request
 from hpcray.common.ids import make_proc, node_of
 from hpcray.dashboard.access import DashboardAccess
 from hpcray.dashboard.app import DashboardApp
-from hpcray.dashboard.job_pages import JobPages
-from hpcray.dashboard.job_totals import totals
+from hpcray.dashboard.job_pages import JobPages, totals
 from hpcray.state.overview import FunctionUse, JobUse, NodeUse
 
 NODES, WORKERS = 1000, 64

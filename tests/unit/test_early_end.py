@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.runtime.node.end_step import end_step
-from hpcray.runtime.node.node_signals import ended_by_sigterm
+from hpcray.runtime.node.raylet_signals import ended_by_sigterm
+from hpcray.runtime.node.slurm_job import end_step
 from hpcray.transport.startup import Launch
 
 STEP = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "3"}

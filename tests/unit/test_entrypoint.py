@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.job_submission.entrypoint import Entrypoint
+from hpcray.job_submission.job_supervisor import Entrypoint
 
 # The second process that an entrypoint starts is its guard.
 _KILLED_BEFORE_THE_GUARD = """
 import os, signal, subprocess, sys
-from hpcray.job_submission.entrypoint import Entrypoint
+from hpcray.job_submission.job_supervisor import Entrypoint
 
 class Popen(subprocess.Popen):
     started = 0

@@ -12,7 +12,7 @@ from table_kit import ME, Table, put_id
 from hpcray.common.ids import raylet_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.protocol import messages as m
-from hpcray.runtime.core_worker.evacuation import ObjectEvacuation
+from hpcray.runtime.core_worker.drain_client import ObjectEvacuation
 
 LEAVES, TARGETS = 2, [4, 5, 6]
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpcray.core.gcs.garbage_collection import PATIENCE, GlobalGarbageCollection
-from hpcray.core.throttler import Throttler
+from hpcray.core.gcs.garbage_collection import PATIENCE, GlobalGarbageCollection, Throttler
 
 
 def test_a_request_that_comes_too_early_is_kept_until_it_may_be_done():

@@ -16,10 +16,10 @@ from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, make_proc, raylet_of
 from hpcray.common.resources import to_units
 from hpcray.core.effects import Send
-from hpcray.core.gcs.departures import MOST_TARGETS, DepartureManager, LeavingChanged, NodeLeft
+from hpcray.core.gcs.drain import MOST_TARGETS, DepartureManager, LeavingChanged, NodeLeft
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.protocol import messages as m
-from hpcray.runtime.node.node_departure import NodeDeparture
+from hpcray.runtime.node.node_drain import NodeDeparture
 from hpcray.runtime.raylet.router import HeadLocation
 
 ASKER = make_proc(0, 3)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from hpcray.common.resources import to_units
 from hpcray.core.gcs.cluster_resources import NodeChangeLog, NodeRanking, NodeResources, Rank, merged_views
+from hpcray.core.raylet.head_reporter import DECREASE_REPORT_DELAY, SMALL_CLUSTER, NodeViewReporter
 from hpcray.core.raylet.local_resources import LocalResources, ResourcePool
-from hpcray.core.raylet.node_views import DECREASE_REPORT_DELAY, SMALL_CLUSTER, NodeViewReporter
 from hpcray.protocol.messages import NodeInfo, NodeView, Shape
 
 NODES = 5

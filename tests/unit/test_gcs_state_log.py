@@ -13,7 +13,7 @@ from hpcray.common.config import Config
 from hpcray.common.ids import make_proc, node_of, raylet_of
 from hpcray.common.resources import to_units
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs import actor_manager, pending_actor_lookups, state_log
+from hpcray.core.gcs import actor_manager, state_log
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.state_log import SMALLEST_SNAPSHOT, TableSnapshot, pieces
 from hpcray.protocol import messages as m
@@ -308,7 +308,7 @@ def test_a_snapshot_drops_the_watchers_of_dead_actors_and_groups() -> None:
 
 def test_only_the_last_dead_actors_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(actor_manager, "DEAD_ACTORS_KEPT", 3)
-    monkeypatch.setattr(pending_actor_lookups, "ENDED_KEPT", 5)
+    monkeypatch.setattr(actor_manager, "ENDED_KEPT", 5)
     head, snapshot = up(), TableSnapshot()
     snapshot.apply(head.log.snapshot_rows(), whole=True)
     for number in range(50):

@@ -9,13 +9,12 @@ import cloudpickle
 import pytest
 
 from hpcray.dag import DAGNode, InputNode, MultiOutputNode
-from hpcray.graphs.class_node import ClassMethodNode, ClassNode, bind_method
-from hpcray.graphs.function_node import FunctionNode
+from hpcray.graphs.channels import Party, wire
 from hpcray.graphs.graph_plan import DRIVER, ValueOf, make_plan
+from hpcray.graphs.nodes import ClassMethodNode, ClassNode, FunctionNode, bind_method
 from hpcray.graphs.py_obj_scanner import _instances, _PyObjScanner, replaced
-from hpcray.graphs.utils import _DAGNodeNameGenerator
+from hpcray.graphs.vis_utils import _DAGNodeNameGenerator
 from hpcray.graphs.visualization import draw_ascii
-from hpcray.graphs.wiring import Party, wire
 
 
 class Method:

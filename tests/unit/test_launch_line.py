@@ -11,7 +11,7 @@ import pytest
 
 from hpcray.__main__ import parse
 from hpcray.cli.launch import main, parse_options
-from hpcray.common.sizes import parse_size
+from hpcray.common.config import parse_size
 from hpcray.launch.launch_line import (
     EPILOG,
     LaunchError,

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from hpcray.common.labels import bound_to, node_affinity
 from hpcray.common.resources import Resources, fits, subtract
-from hpcray.core.raylet.lease_queue import LONGEST_RESERVATION, RESERVE_AFTER, LeaseQueue
+from hpcray.core.raylet.lease_queue import LONGEST_RESERVATION, RESERVE_AFTER, LeaseQueue, WorkerCap
 from hpcray.core.raylet.lease_requests import LeaseRequest, round_count
 from hpcray.core.raylet.local_resources import LocalResources
-from hpcray.core.raylet.worker_cap import WorkerCap
 from hpcray.protocol.messages import Shape
 
 

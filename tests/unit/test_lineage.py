@@ -6,7 +6,7 @@ import pytest
 from table_kit import ME, PEER, RAYLET, SIZE, Owner, Task, put_id, return_id
 
 from hpcray.common.ids import raylet_of
-from hpcray.core.core_worker.lineage import Lineage
+from hpcray.core.core_worker.object_recovery import Lineage
 from hpcray.core.core_worker.object_table import LINEAGE_ONLY, PENDING, STORED, Waiter
 from hpcray.protocol import messages as m
 

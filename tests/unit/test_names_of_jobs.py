@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hpcray.platform.job_variables import JobVariables
-from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.launcher_environment import JobVariables, outside_of_job
 
 
 def test_what_the_program_sets_itself_stays() -> None:

@@ -8,7 +8,7 @@ import pytest
 from table_kit import PEER, RAYLET, SIZE, THIRD, Owner, error, put_id, return_id
 
 from hpcray.common.ids import raylet_of
-from hpcray.core.core_worker.lineage import BASE_COST
+from hpcray.core.core_worker.object_recovery import BASE_COST
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, STORED, Waiter
 from hpcray.protocol import messages as m
 

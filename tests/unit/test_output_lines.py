@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from hpcray.core.core_worker.log_deduplicator import LogDeduplicator
-from hpcray.core.core_worker.output_lines import LONGEST_LINE, LogBatch, OutputLines
+from hpcray.core.core_worker.output_lines import LONGEST_LINE, LogBatch, LogDeduplicator, OutputLines
 from hpcray.protocol.messages import WorkerOutput
 
 W1, W2 = b"worker-1", b"worker-2"

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from hpcray.common.parallel_copy import copy_in_parallel, parallel_copy
+from hpcray.common.memory import copy_in_parallel, parallel_copy
 from hpcray.platform import arena as arenas
 from hpcray.platform.arena import Arena
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hpcray.common.ids import make_proc
 from hpcray.protocol import messages as m
-from hpcray.protocol.pieces import LONG_VALUE, encode_pieces
+from hpcray.protocol.frames import LONG_VALUE, encode_pieces
 
 SIZES = st.sampled_from([0, 1, 200, 300, LONG_VALUE - 1, LONG_VALUE, (1 << 16) - 1, 1 << 16, 100_000])
 READY = st.builds(

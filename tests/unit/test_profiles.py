@@ -11,10 +11,17 @@ from typing import Any
 
 import pytest
 
-from hpcray.diagnostics.memory_growth import MemoryGrowth
-from hpcray.diagnostics.stack_sampler import INTERNAL, StackSampler
-from hpcray.state.profile import JobProfile, ProcessProfile, ProfiledStack, limits, time_by_label, top_functions
-from hpcray.state.profile_files import folded, speedscope
+from hpcray.diagnostics.process_profile import INTERNAL, MemoryGrowth, StackSampler
+from hpcray.state.profile import (
+    JobProfile,
+    ProcessProfile,
+    ProfiledStack,
+    folded,
+    limits,
+    speedscope,
+    time_by_label,
+    top_functions,
+)
 
 HERE = __file__
 

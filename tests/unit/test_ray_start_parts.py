@@ -20,10 +20,9 @@ from helpers.jobs import ROOT
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.sockets import node_ip_address
 from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_over, step_daemons
-from hpcray.ray_start.bell import BELL, NOTHING, STRANGER, Bell, who_listens
 from hpcray.ray_start.clusters import StartedCluster
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
-from hpcray.ray_start.head_search import longest_wait
+from hpcray.ray_start.head_search import BELL, NOTHING, STRANGER, Bell, longest_wait, who_listens
 from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
@@ -309,7 +308,7 @@ def test_outside_of_an_allocation_only_what_runs_here_counts(registry: Registry)
 
 
 def test_settings_of_started_clusters_have_defaults() -> None:
-    from hpcray.common.launch_config import LaunchConfig
+    from hpcray.common.config import LaunchConfig
 
     found = dataclasses.asdict(LaunchConfig.from_env({"HPCRAY_START_BELL": "0", "HPCRAY_JOIN_WAIT": "5"}))
     assert (found["start_bell"], found["join_wait"], found["head_wait"]) == (False, 5.0, 300.0)

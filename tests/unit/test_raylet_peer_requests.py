@@ -6,8 +6,8 @@ import pytest
 from raylet_kit import CPU1, CPU2, FAR, UNIT, Node, spec
 
 from hpcray.common.ids import HEAD, make_proc, raylet_of
+from hpcray.core.raylet.head_reporter import SMALL_CLUSTER
 from hpcray.core.raylet.local_lease_manager import ASSIGNED_TIMEOUT
-from hpcray.core.raylet.node_views import SMALL_CLUSTER
 from hpcray.core.raylet.peer_requests import MOST_COMING
 from hpcray.protocol import messages as m
 

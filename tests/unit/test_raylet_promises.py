@@ -11,7 +11,7 @@ from raylet_kit import CPU1, FAR, Node
 from hpcray.common.ids import HEAD
 from hpcray.common.resources import to_units
 from hpcray.core.gcs.cluster_resources import ClusterResources
-from hpcray.core.raylet.node_views import DECREASE_REPORT_DELAY, REPORT_INTERVAL_PER_NODE, SMALL_CLUSTER
+from hpcray.core.raylet.head_reporter import DECREASE_REPORT_DELAY, REPORT_INTERVAL_PER_NODE, SMALL_CLUSTER
 from hpcray.protocol import messages as m
 
 LARGE = 2 * SMALL_CLUSTER

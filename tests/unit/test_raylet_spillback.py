@@ -7,7 +7,7 @@ from raylet_kit import CPU1, FAR, UNIT, Node
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.common.resources import GROUP, LATE_BOUND_NODES, names_in, to_units
 from hpcray.core.effects import Send
-from hpcray.core.raylet.node_views import SMALL_CLUSTER
+from hpcray.core.raylet.head_reporter import SMALL_CLUSTER
 from hpcray.core.raylet.peer_requests import (
     GROUP_WAIT,
     MOST_COMING,

@@ -16,8 +16,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import generate
 
-from hpcray.common.config import Config
-from hpcray.common.launch_config import LaunchConfig
+from hpcray.common.config import Config, LaunchConfig
 from hpcray.protocol.messages import Message
 
 MESSAGES = frozenset(kind.__name__ for kind in get_args(Message))

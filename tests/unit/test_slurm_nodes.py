@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.runtime.node.slurm_nodes import PERIOD, NodeQuery, leaving_hosts
+from hpcray.runtime.node.slurm_job import PERIOD, NodeQuery, leaving_hosts
 
 SINFO = """#!/bin/sh
 echo asked >> "$0.log"
@@ -56,7 +56,7 @@ def test_one_question_at_a_time_and_not_too_often(tmp_path: Path, monkeypatch: p
     assert found == [{"n2", "host2"}] and not loop.calls
     assert (tmp_path / "sinfo.log").read_text() == "asked\n"
     later = time.monotonic() + PERIOD
-    monkeypatch.setattr("hpcray.runtime.node.slurm_nodes.monotonic", lambda: later)
+    monkeypatch.setattr("hpcray.runtime.node.slurm_job.monotonic", lambda: later)
     nodes.query(found.append)
     nodes.close()
     assert len(found) == 1

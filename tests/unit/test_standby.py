@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcray.core.gcs.standby import NO_NODE, choose_standby, is_majority
+from hpcray.core.gcs.node_manager import NO_NODE, choose_standby, is_majority
 from hpcray.protocol.messages import NodeInfo
 
 

@@ -6,8 +6,16 @@ from dataclasses import dataclass
 
 import pytest
 
-from hpcray.state.options import GetLogOptions, ListApiOptions, StateResource, resource_to_schema
-from hpcray.state.schemas import Humanify, StateSchema, filter_fields, state_column
+from hpcray.state.schemas import (
+    GetLogOptions,
+    Humanify,
+    ListApiOptions,
+    StateResource,
+    StateSchema,
+    filter_fields,
+    resource_to_schema,
+    state_column,
+)
 from hpcray.state.summaries import DRIVER_TASK_ID_PREFIX, ActorSummaries, ObjectSummaries, TaskSummaries
 
 

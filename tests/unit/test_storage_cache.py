@@ -275,11 +275,11 @@ def test_whatever_is_read_and_dropped_memory_has_one_user_and_the_budget_holds(s
 
 
 def test_large_tensors_are_read_by_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpcray.common import parallel_copy
+    from hpcray.common import memory
     from hpcray.protocol import out_of_band
 
     used: list[int] = []
-    whole = parallel_copy.parallel_copy
+    whole = memory.parallel_copy
     monkeypatch.setattr(out_of_band, "PARALLEL_COPY_SIZE", 1 << 20)
     monkeypatch.setattr(out_of_band, "copy_thread_count", lambda: 3)
     monkeypatch.setattr(out_of_band, "parallel_copy", lambda *args: (used.append(args[3]), whole(*args)))

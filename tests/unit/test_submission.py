@@ -30,7 +30,7 @@ from hpcray.jobs import (
     VALUE,
     JobOutcome,
     PickledCall,
-    slurm_queue,
+    batch_queues,
     submission,
     submitted_job,
 )
@@ -240,8 +240,8 @@ def end(job: SubmittedJob[Any], outcome: JobOutcome) -> None:
 def queue(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What squeue answers; there is no accounting."""
     answer: dict[str, str] = {}
-    monkeypatch.setattr(slurm_queue, "_queue", lambda: answer)
-    monkeypatch.setattr(slurm_queue, "_accounted", lambda job_ids: {})
+    monkeypatch.setattr(batch_queues, "_queue", lambda: answer)
+    monkeypatch.setattr(batch_queues, "_accounted", lambda job_ids: {})
     return answer
 
 
@@ -300,7 +300,7 @@ def test_a_requeued_job_that_slurm_calls_failed_is_waited_for(
         if not queue["5"]:
             queue["5"] = "COMPLETED"
             end(self, JobOutcome(VALUE, 0, pickle.dumps(7)))
-        return slurm_queue.query_state(self.job_id)
+        return batch_queues.query_state(self.job_id)
 
     monkeypatch.setattr(SubmittedJob, "state", property(look))
     assert job.result(timeout=30) == 7
@@ -309,7 +309,7 @@ def test_a_requeued_job_that_slurm_calls_failed_is_waited_for(
 def test_a_job_is_not_done_while_the_slurm_controller_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slurm_queue, "_queue", lambda: None)
+    monkeypatch.setattr(batch_queues, "_queue", lambda: None)
     job = job_in(tmp_path)
     assert job.state == "UNKNOWN"
     assert not job.done()
@@ -347,7 +347,7 @@ def test_an_error_of_submitit_itself_is_a_failed_job(tmp_path: Path, queue: dict
 
 
 def test_states_of_squeue_and_sacct_are_reduced_to_those_of_a_job() -> None:
-    found = slurm_queue._parse("1|COMPLETING\n2|CANCELLED by 1000\n3|PENDING\n4_1|TIMEOUT\n\nnonsense\n")
+    found = batch_queues._parse("1|COMPLETING\n2|CANCELLED by 1000\n3|PENDING\n4_1|TIMEOUT\n\nnonsense\n")
     assert found == {"1": "RUNNING", "2": "CANCELLED", "3": "PENDING", "4_1": "TIMEOUT"}
 
 

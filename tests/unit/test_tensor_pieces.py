@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.tensors.tensor_pieces import bytes_of, divide, piece_size
+from hpcray.tensors.tensor_pulls import bytes_of, divide, piece_size
 
 
 @given(st.lists(st.integers(0, 1000), max_size=12), st.integers(1, 8).map(lambda number: 64 * number))

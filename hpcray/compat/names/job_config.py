@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpcray.api.logging_config import LoggingConfig
+from hpcray.api.driver_job import LoggingConfig
 
 _LIFETIMES = ("detached", "non_detached")
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import enum
 import logging
+import re
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
-from hpcray.platform.log_format import INTERNAL_TIMESTAMP_LOG_KEY, TEXT_FORMAT, setup_log_record_factory
+from hpcray.platform.log_format import (
+    FLATTENED,
+    INTERNAL_TIMESTAMP_LOG_KEY,
+    STANDARD_ATTRIBUTES,
+    TEXT_FORMAT,
+    add_context,
+    setup_log_record_factory,
+)
 from hpcray.runtime.core_worker.core_worker import current
+from hpcray.runtime.worker.log_output import log_context
 
 __all__ = ["INTERNAL_TIMESTAMP_LOG_KEY", "PlainRayHandler", "clear_logger", "generate_logging_config"]
 
@@ -52,3 +62,68 @@ def generate_logging_config() -> None:
         logging.getLogger("ray.rllib").setLevel(logging.WARNING)
         logging.getLogger("hpcray").parent = logger  # who silences or redirects Ray's logger means ours
     setup_log_record_factory()
+
+
+# ------------------------------------------------------------ ray logging
+# `ray._private.ray_logging`: level and format of Ray's logger.
+
+
+NUMBERS = re.compile(r"(\d+|0x[0-9a-fA-F]+)")
+"""Parts of a line in which lines that mean the same differ."""
+
+
+def setup_logger(logging_level: int | str, logging_format: str) -> None:
+    """Set the level of Ray's logger, and the format of its handlers unless that is ""."""
+    logger = logging.getLogger("ray")
+    for handler in logger.handlers if logging_format else ():
+        handler.setFormatter(logging.Formatter(logging_format))
+    logger.setLevel(logging_level.upper() if isinstance(logging_level, str) else logging_level)
+
+
+# ------------------------------------------------------------ filters
+# `ray._common.filters`: the job, process, node, task and actor in log records.
+
+
+class CoreContextFilter(logging.Filter):
+    """Adds to records where they come from. It drops none."""
+
+    TASK_LEVEL_LOG_KEYS = ("task_id", "task_name", "task_func_name")
+
+    @classmethod
+    def get_ray_core_logging_context(cls) -> dict[str, Any]:
+        """Return what the filter adds, by name; {} outside of a job."""
+        return log_context()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return True."""
+        add_context(record, log_context())
+        return True
+
+
+# ------------------------------------------------------------ logging constants
+# `ray._common.logging_constants`: names of the attributes of log lines.
+
+
+LOGRECORD_STANDARD_ATTRS = STANDARD_ATTRIBUTES
+LOGGER_FLATTEN_KEYS = FLATTENED
+
+
+class LogKey(str, enum.Enum):
+    """Attributes of log lines: those of the context, of every line, and of Ray."""
+
+    JOB_ID = "job_id"
+    WORKER_ID = "worker_id"
+    NODE_ID = "node_id"
+    ACTOR_ID = "actor_id"
+    TASK_ID = "task_id"
+    ACTOR_NAME = "actor_name"
+    TASK_NAME = "task_name"
+    TASK_FUNCTION_NAME = "task_func_name"
+    ASCTIME = "asctime"
+    LEVELNAME = "levelname"
+    MESSAGE = "message"
+    FILENAME = "filename"
+    LINENO = "lineno"
+    EXC_TEXT = "exc_text"
+    PROCESS = "process"
+    TIMESTAMP_NS = "timestamp_ns"

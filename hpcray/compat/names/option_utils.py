@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from hpcray.api.actor import ActorClass
 from hpcray.api.options import ACTOR_RULES, TASK_RULES, ActorOptions, TaskOptions
 from hpcray.api.options import Rule as Option
+from hpcray.runtime_env.runtime_env import validated_field
 
 __all__ = [
     "Option",
     "actor_options",
+    "parse_and_validate_conda",
+    "parse_and_validate_env_vars",
+    "parse_and_validate_excludes",
+    "parse_and_validate_pip",
+    "parse_and_validate_py_modules",
+    "parse_and_validate_uv",
+    "parse_and_validate_working_dir",
     "task_options",
     "update_options",
     "valid_options",
@@ -36,3 +46,43 @@ def validate_actor_options(options: Mapping[str, Any], in_options: bool) -> None
 def update_options(original_options: Mapping[str, Any], new_options: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the options with the new ones in them."""
     return {**original_options, **new_options}
+
+
+# ------------------------------------------------------------ validation
+# `ray._private.runtime_env.validation`: the checks of single fields of a runtime_env.
+
+
+parse_and_validate_conda = partial(validated_field, "conda")
+parse_and_validate_env_vars = partial(validated_field, "env_vars")
+parse_and_validate_excludes = partial(validated_field, "excludes")
+parse_and_validate_pip = partial(validated_field, "pip")
+parse_and_validate_py_modules = partial(validated_field, "py_modules")
+parse_and_validate_uv = partial(validated_field, "uv")
+parse_and_validate_working_dir = partial(validated_field, "working_dir")
+
+
+# ------------------------------------------------------------ actor class
+# `ray.actor._modify_class`.
+
+
+def _modify_class(cls: type) -> type:
+    """Make a subclass of the same name, so that attributes set on it do not reach the user's class.
+
+    Ray adds methods of its own to the subclass; hpcray adds none.
+
+    Raises:
+        TypeError: the argument is an actor class, or no class.
+    """
+    if isinstance(cls, ActorClass):
+        raise TypeError("a plain class is required, not an actor class")
+    if not isinstance(cls, type):
+        raise TypeError(f"a class is required, not {type(cls).__name__}")
+    if hasattr(cls, "__ray_actor_class__"):
+        return cls
+    body: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__doc__": cls.__doc__,
+        "__qualname__": cls.__qualname__,
+        "__ray_actor_class__": cls,
+    }
+    return type(cls)(cls.__name__, (cls,), body)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import contextlib
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
+
+from hpcray.api.session import init, is_initialized
 
 
 class RayAPIStub:
@@ -52,3 +59,87 @@ class ClientActorClass:
 
 class ClientRemoteFunc:
     """A remote function of Ray Client."""
+
+
+# ------------------------------------------------------------ client mode hook
+# `ray._private.client_mode_hook`: no process is a Ray Client's.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+is_client_mode_enabled = False
+is_client_mode_enabled_by_default = False
+
+
+def _no_effect() -> None:
+    """No effect."""
+
+
+_enable_client_hook = _explicitly_enable_client_mode = _explicitly_disable_client_mode = _no_effect
+
+
+def _disable_client_hook() -> bool:
+    return False
+
+
+@contextlib.contextmanager
+def disable_client_hook() -> Iterator[None]:
+    """No effect."""
+    yield
+
+
+enable_client_mode = disable_client_hook
+
+
+def client_mode_hook(func: F) -> F:
+    return func
+
+
+def client_mode_should_convert() -> bool:
+    return False
+
+
+def client_mode_wrap(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap the function without changing its behavior."""
+
+    @functools.wraps(func)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return func(*args, **kwargs)
+
+    return wrapper
+
+
+def _no_client(*_: Any, **__: Any) -> NoReturn:
+    raise ConnectionError("there is no Ray Client in hpcray, and client_mode_should_convert() is False")
+
+
+client_mode_convert_function = client_mode_convert_actor = _no_client
+
+
+# ------------------------------------------------------------ auto init hook
+# `ray._private.auto_init_hook`: `init()` at the first use.
+
+
+R = TypeVar("R")
+
+auto_init_lock = threading.Lock()
+enable_auto_connect = os.environ.get("RAY_ENABLE_AUTO_CONNECT", "") != "0"
+
+
+def auto_init_ray() -> None:
+    """Call `init()` unless there is a session, or RAY_ENABLE_AUTO_CONNECT is 0."""
+    if enable_auto_connect and not is_initialized():
+        with auto_init_lock:
+            if not is_initialized():
+                init()
+
+
+def wrap_auto_init(fn: Callable[..., R]) -> Callable[..., R]:
+    """Return the function with `auto_init_ray()` before it."""
+
+    @functools.wraps(fn)
+    def wrapper(*args: Any, **kwargs: Any) -> R:
+        auto_init_ray()
+        return fn(*args, **kwargs)
+
+    return wrapper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import os
 from collections.abc import Callable
@@ -86,3 +87,41 @@ RAY_EXPORT_EVENT_MAX_BACKUP_COUNT = env_integer("RAY_EXPORT_EVENT_MAX_BACKUP_COU
 
 MIN_RESOURCE_GRANULARITY = 0.0001
 """The smallest amount of a resource that counts."""
+
+
+# ------------------------------------------------------------ worker modes
+# `ray.SCRIPT_MODE` and the like: what a process is to a job, and the languages of workers.
+
+
+SCRIPT_MODE, WORKER_MODE, LOCAL_MODE = 0, 1, 2
+
+
+class Language(enum.Enum):
+    """Languages of workers. Every worker of hpcray runs Python."""
+
+    PYTHON = 0
+    JAVA = 1
+    CPP = 2
+
+
+# ------------------------------------------------------------ raylet config
+# `ray._config`: settings of Ray's C++ processes that its libraries read. They have no effect here.
+
+
+class _Config:
+    """Ray's defaults, each as a method."""
+
+    def grpc_client_keepalive_time_ms(self) -> int:
+        """Return the milliseconds after which a silent gRPC connection is tested."""
+        return 300_000
+
+    def grpc_client_keepalive_timeout_ms(self) -> int:
+        """Return the milliseconds after which such a test has failed."""
+        return 120_000
+
+    def max_grpc_message_size(self) -> int:
+        """Return the largest message in bytes."""
+        return 512 << 20
+
+
+_config = _Config()

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.api.objects import wait
 from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import ClientContext, post_init_hooks, require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import owner_of
-from hpcray.common.log_names import logs_directory
-from hpcray.compat.names.gcs_client import GcsClient
-from hpcray.compat.names.generator_batches import wait_for_batches as _wait_generators_bulk
+from hpcray.common.job_names import logs_directory
 from hpcray.compat.names.ids import ActorID, ClusterID, JobID, NodeID, TaskID, WorkerID
-from hpcray.compat.names.ray_constants import logger
+from hpcray.compat.names.ray_constants import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, logger
 from hpcray.compat.names.serialization_context import SerializationContext
-from hpcray.compat.names.worker_modes import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE
+from hpcray.compat.names.state import GcsClient
 from hpcray.core.core_worker.object_entry import INLINE, STORED
 from hpcray.platform.log_format import rotation_limits
 from hpcray.platform.private_files import make_private_directory
@@ -25,10 +25,97 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors, log_unhandled
 from hpcray.runtime.core_worker.worker_output import print_to_stdstream, print_worker_logs
-from hpcray.runtime.worker import blocking_get
+from hpcray.runtime.worker import actor_event_loop
+
+# ------------------------------------------------------------ generator batches
+# `ray._private.worker._wait_generators_bulk`: the next values of several generators, in batches.
+
+
+_NAME = "_wait_generators_bulk()"
+Batch = tuple[ObjectRefGenerator[Any], list[bool]]
+
+
+def wait_for_batches(
+    ray_generators: list[Batch], *, num_return: int = 1, timeout: float | None = None
+) -> list[tuple[ObjectRefGenerator[Any], list[ObjectRef[Any]]]]:
+    """Wait until batches of next values are there, and take them.
+
+    Args:
+        ray_generators: pairs of a generator and, for each value of its batch, whether that must be on this node.
+        num_return: number of batches that are returned at most.
+        timeout: in seconds; None waits without limit.
+
+    Returns:
+        Pairs of a generator and the refs of its whole batch.
+
+    Raises:
+        TypeError, ValueError: wrong arguments.
+    """
+    _check(ray_generators, num_return, timeout)
+    if not ray_generators:
+        return []
+    deadline = None if timeout is None else time.monotonic() + timeout
+    batches = [(generator, generator._get_next_ref_n(len(fetch)), fetch) for generator, fetch in ray_generators]
+    ready, _ = wait([refs[-1] for _, refs, _ in batches], num_returns=num_return, timeout=timeout, fetch_local=False)
+    here = set(ready)
+    found = [batch for batch in batches if batch[1][-1] in here]
+    wanted = {id(refs): [ref for ref, local in zip(refs, fetch, strict=True) if local] for _, refs, fetch in found}
+    fetched: set[ObjectRef[Any]] = set()
+    if any(wanted.values()):
+        refs = [ref for batch in wanted.values() for ref in batch]
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        fetched.update(wait(refs, num_returns=len(refs), timeout=left)[0])
+    result = []
+    for generator, batch, _ in found:
+        if fetched.issuperset(wanted[id(batch)]):
+            generator._consume_next_ref_n(len(batch))
+            result.append((generator, batch))
+    return result
+
+
+def _check(batches: Any, num_return: int, timeout: float | None) -> None:
+    if not isinstance(batches, list):
+        raise TypeError(f"{_NAME} expected a list of (ray.ObjectRefGenerator, list[bool]) tuples, got {type(batches)}")
+    if timeout is not None and timeout < 0:
+        raise ValueError(f"The 'timeout' argument must be nonnegative. Received {timeout}")
+    for index, pair in enumerate(batches):
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise TypeError(
+                f"{_NAME} expected each element to be a (generator, fetch_local_per_ref) tuple; got {type(pair)} at "
+                f"index {index}"
+            )
+        generator, fetch = pair
+        if not isinstance(generator, ObjectRefGenerator):
+            raise TypeError(
+                f"{_NAME} tuple first element must be ray.ObjectRefGenerator, got {type(generator)} at index {index}"
+            )
+        if not isinstance(fetch, list):
+            raise TypeError(f"{_NAME} tuple second element must be list[bool], got {type(fetch)} at index {index}")
+        if not fetch:
+            raise ValueError(f"{_NAME} fetch_local_per_ref must be non-empty at index {index}")
+        for place, local in enumerate(fetch):
+            if not isinstance(local, bool):
+                raise TypeError(
+                    f"{_NAME} fetch_local_per_ref entries must be bool, got {type(local)} at index {index}, ref {place}"
+                )
+    if not batches:
+        return
+    if len({id(generator) for generator, _ in batches}) != len(batches):
+        raise ValueError("_wait_generators_bulk requires a list of unique generators.")
+    if num_return <= 0:
+        raise ValueError(f"Invalid number of generators to return {num_return}.")
+    if num_return > len(batches):
+        raise ValueError(
+            "num_return cannot be greater than the number of generators provided to _wait_generators_bulk."
+        )
+
+
+# ------------------------------------------------------------ worker
+
 
 CHANGING = ("_global_node",)
 """Names whose value the facade must not cache."""
@@ -67,7 +154,7 @@ def _blocking_is_expected() -> bool:
     return bool(module.blocking_get_inside_async_warned)
 
 
-blocking_get.is_expected = _blocking_is_expected
+actor_event_loop.is_expected = _blocking_is_expected
 
 
 _post_init_hooks = post_init_hooks
@@ -332,3 +419,6 @@ def __getattr__(name: str) -> Any:
     if name == "_global_node":
         return _GlobalNode(current.process) if current.process is not None else None
     raise AttributeError(name)
+
+
+_wait_generators_bulk = wait_for_batches

@@ -18,8 +18,7 @@ import msgspec
 from hpcray.common.ids import FIRST_RETURN, node_of, raylet_of
 from hpcray.common.labels import TIME_LEFT, lasting, near_node
 from hpcray.core.core_worker.object_entry import STORED, ObjectEntry
-from hpcray.core.core_worker.packed_tasks import PackedTasks
-from hpcray.core.core_worker.task import LeasedWorker, PendingTask, Push, SchedulingClass, Send
+from hpcray.core.core_worker.task import LeasedWorker, PackedTasks, PendingTask, Push, SchedulingClass, Send
 from hpcray.protocol.messages import ArgRef, LeaseGranted, Prefetch, RequestLeases, ReturnLease, ReturnTasks, Shape
 
 SHORT_US = 1_000.0

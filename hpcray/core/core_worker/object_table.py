@@ -22,8 +22,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcray.common.ids import PUT_INDEX, RESIDENT_INDEX, TASK_BYTES, node_of, owner_of, raylet_of
-from hpcray.core.core_worker.kept_copies import KeptCopies
-from hpcray.core.core_worker.lineage import LOST, Replication
 from hpcray.core.core_worker.object_entry import (
     INLINE,
     LINEAGE_ONLY,
@@ -33,13 +31,13 @@ from hpcray.core.core_worker.object_entry import (
     ArenaMapping,
     Hint,
     ObjectEntry,
+    ValueHints,
     Waiter,
 )  # fmt: skip
 from hpcray.core.core_worker.object_pins import ObjectPins
-from hpcray.core.core_worker.object_recovery import ObjectRecovery
-from hpcray.core.core_worker.packed_tasks import PackedTasks
+from hpcray.core.core_worker.object_recovery import LOST, KeptCopies, ObjectRecovery, Replication
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
-from hpcray.core.core_worker.value_hints import ValueHints
+from hpcray.core.core_worker.task import PackedTasks
 from hpcray.protocol.messages import AddLocation, Free, Message, ObjectGet, ObjectReady, OnDisk, Opened, StoreError
 from hpcray.protocol.messages.objects import ERROR
 

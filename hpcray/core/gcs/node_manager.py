@@ -19,8 +19,49 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
-from hpcray.core.gcs.standby import NO_NODE, is_majority
 from hpcray.protocol import messages as m
+from hpcray.protocol.messages import NodeInfo
+
+# ------------------------------------------------------------ standby
+# Which raylet becomes the head when the present one dies.
+
+
+NO_NODE = -1
+"""In place of a node: there is none."""
+
+
+def choose_standby(
+    living: Iterable[NodeInfo], head: int, driver_rank: int, leaving: Container[int] = (), present: int = NO_NODE
+) -> int:
+    """The node whose raylet gets the head's tables, and takes over when the head dies; NO_NODE where there is none.
+
+    Where a program runs, its node, and no other: the job ends with that node in any case. Without a program, a node of
+    another world than the head's, as the nodes of one world often end together; the one that was there first. The
+    present one stays, unless it is about to leave or is of the head's world, and another is not.
+
+    Args:
+        living: all living nodes that have connected, the head among them.
+        driver_rank: the node of the program; NO_NODE in a job without one.
+        leaving: nodes that are about to leave.
+        present: the standby so far.
+    """
+    found = {info.index: info for info in living}
+    world = found.pop(head).world
+    if driver_rank != NO_NODE:
+        return driver_rank if driver_rank in found else NO_NODE
+    ranked = (
+        (info.index in leaving, info.world == world, info.index != present, info.index) for info in found.values()
+    )
+    return min(ranked, default=(False, False, False, NO_NODE))[3]
+
+
+def is_majority(count: int, living: int) -> bool:
+    """Return True if so many nodes of those that were alive last can go on as the job; the others then do not."""
+    return 2 * count > living
+
+
+# ------------------------------------------------------------ node manager
+
 
 _OWN_STALL = 2.0
 """If two checks are more than this many periods apart, this process itself was stopped."""

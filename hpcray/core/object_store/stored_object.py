@@ -10,9 +10,9 @@ from heapq import heappop, heappush
 from msgspec import Struct
 
 from hpcray.common.ids import node_of, owner_of
-from hpcray.common.overflow import OVERFLOW
 from hpcray.core.effects import CancelReceive, Effect
 from hpcray.protocol.messages import Pull
+from hpcray.protocol.messages.objects import OVERFLOW
 
 ROOT = -1
 """In place of a node: the root itself sends."""

@@ -31,16 +31,13 @@ from hpcray.common.resources import (
 )
 from hpcray.core.effects import Effect, Preload, Send
 from hpcray.core.raylet.bundle_manager import BundleManager
-from hpcray.core.raylet.ended_workers import EndedWorkers
-from hpcray.core.raylet.head_reporter import HeadReporter
-from hpcray.core.raylet.lease_queue import LeaseQueue, Shortages
+from hpcray.core.raylet.head_reporter import SMALL_CLUSTER, HeadReporter, NodeViewReporter
+from hpcray.core.raylet.lease_queue import LeaseQueue, Shortages, WorkerCap
 from hpcray.core.raylet.lease_requests import LeaseRequest, LeaseRequestTable, WorkerEnv, is_bundles_env
 from hpcray.core.raylet.lease_table import LeaseReclaimer, LeaseTable
 from hpcray.core.raylet.local_resources import GPU, LocalResources, ResourceAllocation
-from hpcray.core.raylet.node_views import SMALL_CLUSTER, NodeViewReporter
 from hpcray.core.raylet.peer_requests import GROUP_WAIT, PeerRequests
-from hpcray.core.raylet.worker_cap import WorkerCap
-from hpcray.core.raylet.worker_pool import STARTING, WorkerPool, WorkerProcess
+from hpcray.core.raylet.worker_pool import STARTING, EndedWorkers, WorkerPool, WorkerProcess
 from hpcray.protocol import messages as m
 
 ASSIGNED_TIMEOUT = 2.0

@@ -15,7 +15,6 @@ from hpcray.protocol.messages.gcs import *
 from hpcray.protocol.messages.leases import *
 from hpcray.protocol.messages.nodes import *
 from hpcray.protocol.messages.objects import *
-from hpcray.protocol.messages.output import *
 from hpcray.protocol.messages.processes import *
 from hpcray.protocol.messages.tasks import *
 

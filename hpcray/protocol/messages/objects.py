@@ -284,3 +284,11 @@ class ObjectLost(Struct, array_like=True, tag=101):
     nodes: list[int]
     reason: str
     resident: bytes = b""
+
+
+# ------------------------------------------------------------ overflow
+# Offsets of objects in a node's store.
+
+
+OVERFLOW = 1 << 48
+"""Offsets from here on are positions in a store's overflow file, not in its arena."""

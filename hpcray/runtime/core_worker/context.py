@@ -7,7 +7,7 @@ identity. They depend on the `CoreWorkerContext` protocol of this module and nev
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -20,8 +20,40 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.messages import ActorCall, JobInfo, PushTask, RunInfo
 from hpcray.protocol.serialization import Serialized
 from hpcray.runtime.core_worker.extensions import Extensions, FeatureTable
-from hpcray.runtime.core_worker.handler_tables import BoundHandlers
 from hpcray.runtime.core_worker.io_engine import IoEngine
+
+# ------------------------------------------------------------ handler tables
+# Handlers of the messages that a core worker gets, bound one by one.
+
+
+Handler = Callable[[bytes, Any], None]
+"""Called with (source, message)."""
+HandlerTable = tuple[Any, Mapping[type, Callable[[Any], Handler]]]
+"""An object, and its handlers by message: each entry binds its handler to the object."""
+
+
+class BoundHandlers(dict[type, Handler]):
+    """The handlers of one process, by message. A handler is bound to its object when its first message comes.
+
+    A new worker gets few kinds of messages; binding all of them would copy the page of each function and of each
+    message class that the forked process shares with its template.
+    """
+
+    def __init__(self, *tables: HandlerTable) -> None:
+        """tables: where several have a message, the last one counts."""
+        super().__init__()
+        self._tables = tables
+
+    def __missing__(self, kind: type) -> Handler:
+        for target, table in reversed(self._tables):
+            if (bind := table.get(kind)) is not None:
+                handler = self[kind] = bind(target)
+                return handler
+        raise KeyError(kind)
+
+
+# ------------------------------------------------------------ context
+
 
 BEHIND_CHECK = 0.5
 """Seconds between two looks whether the call that makes what is waited for waits itself, behind this one."""

@@ -26,16 +26,25 @@ from hpcray.protocol.out_of_band import use_transfer_memory, view_tensors
 from hpcray.protocol.serialization import PLAIN_END, SCALARS, Serialized, serialize
 from hpcray.protocol.storage_cache import storages
 from hpcray.runtime.core_worker import context
-from hpcray.runtime.core_worker.context import CurrentProcess, ThreadState, require_context
-from hpcray.runtime.core_worker.drain_client import DrainAdmission, DrainClient
-from hpcray.runtime.core_worker.evacuation import BorrowedObjects, ObjectEvacuation, ObjectHandover
+from hpcray.runtime.core_worker.context import (
+    BoundHandlers,
+    CurrentProcess,
+    Handler,
+    HandlerTable,
+    ThreadState,
+    require_context,
+)
+from hpcray.runtime.core_worker.drain_client import (
+    BorrowedObjects,
+    DrainAdmission,
+    DrainClient,
+    ObjectEvacuation,
+    ObjectHandover,
+)
 from hpcray.runtime.core_worker.extensions import NO_FEATURES, Extensions, FeatureTable
 from hpcray.runtime.core_worker.frame_slots import FrameSlotClient
-from hpcray.runtime.core_worker.gc_thread import PythonGCThread
 from hpcray.runtime.core_worker.gcs_client import GcsClient
-from hpcray.runtime.core_worker.handler_tables import BoundHandlers, Handler, HandlerTable
-from hpcray.runtime.core_worker.handler_waits import begin_exit
-from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic, released
+from hpcray.runtime.core_worker.io_engine import IoEngine, begin_exit, monotonic, released
 from hpcray.runtime.core_worker.neighbor_store_client import NeighborStoreClient, map_arena
 from hpcray.runtime.core_worker.object_reader import ObjectReader, unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef, carry_creation_sites, creation_site, make_ref, new_ref
@@ -44,6 +53,7 @@ from hpcray.runtime.core_worker.peer_sockets import greet
 from hpcray.runtime.core_worker.placement_group_client import PlacementGroupClient
 from hpcray.runtime.core_worker.task_retries import lost_blob
 from hpcray.runtime.core_worker.task_submitter import TaskSubmitter
+from hpcray.runtime.core_worker.threads import PythonGCThread
 from hpcray.runtime.core_worker.wait_manager import WaitManager
 
 _sessions = itertools.count()

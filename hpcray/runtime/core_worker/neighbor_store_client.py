@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpcray.common.ids import node_of, raylet_of
-from hpcray.platform.arena import Arena, ArenaError
-from hpcray.platform.overflow_file import OverflowMapping
+from hpcray.platform.arena import Arena, ArenaError, OverflowMapping
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import CoreWorkerContext

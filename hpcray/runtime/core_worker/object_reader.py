@@ -27,10 +27,10 @@ from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN
 from hpcray.protocol.serialization import deserialize, serialize_error
-from hpcray.runtime.core_worker.call_thread import CallThread
 from hpcray.runtime.core_worker.context import CoreWorkerContext, current
 from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import LocalRefs, ObjectRef, defer_release, new_ref
+from hpcray.runtime.core_worker.threads import CallThread
 from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _ROOM = "hint: drop references and arrays that are no longer needed"

@@ -7,8 +7,8 @@ import socket
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from hpcray.common.buffer_pool import BufferPool
 from hpcray.common.ids import NIL_PROC, raylet_of
+from hpcray.common.memory import BufferPool
 from hpcray.platform.sockets import SOCKET_BUFFER, bind_private
 from hpcray.protocol.frames import FrameReader, pack
 from hpcray.protocol.messages import Hello, Message, encode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -25,15 +26,15 @@ from hpcray.common.exceptions import (
 from hpcray.common.ids import TASK_BYTES, TaskID, node_of, return_index, show_proc
 from hpcray.common.labels import UNSCHEDULABLE
 from hpcray.common.task_errors import RayTaskError
-from hpcray.core.core_worker import lineage
+from hpcray.core.core_worker import object_recovery as recovery
 from hpcray.core.core_worker.lease_manager import LeaseManager
-from hpcray.core.core_worker.lineage import DEPENDENCY, LineageRecord
+from hpcray.core.core_worker.object_recovery import DEPENDENCY, LineageRecord
 from hpcray.core.core_worker.object_table import PENDING
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.context import CoreWorkerContext, TaskSubmission
-from hpcray.runtime.core_worker.io_engine import monotonic
+from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
 from hpcray.runtime.core_worker.object_refs import new_ref
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
@@ -327,19 +328,19 @@ def actor_error(actor: bytes, class_name: str, reason: str, where: Mapping[str, 
 
 
 _WORDS = {
-    lineage.PUT: "it was created by ray.put(), which has no task lineage; hint: put(value, replicas=2) keeps a copy "
+    recovery.PUT: "it was created by ray.put(), which has no task lineage; hint: put(value, replicas=2) keeps a copy "
     "on a second node",
-    lineage.RETRIES_DISABLED: "the task was created with max_retries=0 (or max_task_retries=0 of an actor), and must "
+    recovery.RETRIES_DISABLED: "the task was created with max_retries=0 (or max_task_retries=0 of an actor), and must "
     "not run twice; hint: raise it",
-    lineage.MAX_ATTEMPTS_EXCEEDED: "the maximum number of task retries has been exceeded; hint: raise max_retries",
-    lineage.LINEAGE_EVICTED: "its lineage, the description of the task that made it, has been evicted to save memory; "
+    recovery.MAX_ATTEMPTS_EXCEEDED: "the maximum number of task retries has been exceeded; hint: raise max_retries",
+    recovery.LINEAGE_EVICTED: "its lineage, the description of the task that made it, has been evicted to save memory; "
     "hint: raise HPCRAY_LINEAGE_LIMIT",
-    lineage.LINEAGE_DISABLED: "lineage reconstruction is disabled (HPCRAY_LINEAGE_LIMIT is 0)",
-    lineage.TASK_CANCELLED: "the task that would produce it was cancelled",
+    recovery.LINEAGE_DISABLED: "lineage reconstruction is disabled (HPCRAY_LINEAGE_LIMIT is 0)",
+    recovery.TASK_CANCELLED: "the task that would produce it was cancelled",
 }
 _KINDS = {
-    lineage.MAX_ATTEMPTS_EXCEEDED: ObjectReconstructionFailedMaxAttemptsExceededError,
-    lineage.LINEAGE_EVICTED: ObjectReconstructionFailedLineageEvictedError,
+    recovery.MAX_ATTEMPTS_EXCEEDED: ObjectReconstructionFailedMaxAttemptsExceededError,
+    recovery.LINEAGE_EVICTED: ObjectReconstructionFailedLineageEvictedError,
 }
 
 
@@ -347,16 +348,57 @@ def lost_blob(oid: bytes, reason: str, why: str, dead: str | None, site: str = "
     """The error that a lost object is from now on.
 
     Args:
-        reason: how it was lost. why: why it cannot be made again, a word of `core.core_worker.lineage`.
+        reason: how it was lost. why: why it cannot be made again, a word of `core.core_worker.object_recovery`.
         dead: why this process can ask for nothing any more. site: where its ref was created.
     """
     if dead is not None:
         return serialize_error(LocalRayletDiedError(dead))
     ident, owner = oid.hex(), show_proc(oid)
-    if why == lineage.OWNER_DIED:
+    if why == recovery.OWNER_DIED:
         return serialize_error(OwnerDiedError(ident, owner, site, reason))
-    if why == lineage.LOST:
+    if why == recovery.LOST:
         return serialize_error(ObjectLostError(ident, owner, site, reason))
     kind = _KINDS.get(why, ObjectReconstructionFailedError)
     because = f"The object cannot be reconstructed because {_WORDS[why]}." if why in _WORDS else ""
     return serialize_error(kind(ident, why, f"{because} It is lost: {reason}." if because else reason, owner, site))
+
+
+# ------------------------------------------------------------ retry warnings
+# Warnings of tasks that run again and of actors that restart.
+
+
+_BURST = 5.0
+"""Seconds in which one function or class is named once; the next line counts the rest."""
+
+
+class RetryWarnings:
+    """The warnings of one process (lock held)."""
+
+    def __init__(self, engine: IoEngine) -> None:
+        self._engine = engine
+        self._named: dict[str, tuple[float, int]] = {}
+
+    def task_runs_again(self, task: PendingTask, why: str) -> None:
+        """A task is about to run again. Its `attempt` counts that run, its `retries` do not."""
+        self._warn(f"task {task.name} runs again", f"retry {_of(task.attempt, task.retries)}", why)
+
+    def actor_restarts(self, class_name: str, actor: bytes, restarts: int, limit: int, why: str) -> None:
+        """An actor of this process restarts for the `restarts`-th time."""
+        left = limit if limit < 0 else limit - restarts
+        self._warn(f"actor {class_name} restarts", f"{actor.hex()}, restart {_of(restarts, left)}", why)
+
+    def _warn(self, what: str, which: str, why: str) -> None:
+        now = monotonic()
+        last, more = self._named.get(what, (now - _BURST, 0))
+        if now - last < _BURST:
+            self._named[what] = last, more + 1
+            return
+        self._named[what] = now, 0
+        rest = f" ({more} more since the last such line)" if more else ""
+        self._engine.call_soon(
+            lambda: logging.getLogger("hpcray").warning("hpcray: %s (%s): %s%s", what, which, why, rest)
+        )
+
+
+def _of(done: int, left: int) -> str:
+    return f"{done} of {done + left}" if left >= 0 else f"{done}, no limit"

@@ -16,13 +16,12 @@ from queue import Empty, SimpleQueue
 from typing import Any, TextIO
 
 from hpcray.common.ids import raylet_of
-from hpcray.common.log_names import LOG_PREFIX_INFO_MESSAGE
+from hpcray.common.job_names import LOG_PREFIX_INFO_MESSAGE
 from hpcray.common.terminal_text import plain as plain_text
-from hpcray.core.core_worker.log_deduplicator import LogDeduplicator
-from hpcray.core.core_worker.output_lines import LogBatch, OutputLines
+from hpcray.core.core_worker.output_lines import LogBatch, LogDeduplicator, OutputLines
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
-from hpcray.runtime.core_worker.handler_tables import Handler
+from hpcray.runtime.core_worker.context import Handler
 from hpcray.runtime.core_worker.io_engine import IoEngine
 
 DEDUP_VARIABLE = "RAY_DEDUP_LOGS"

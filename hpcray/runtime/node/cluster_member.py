@@ -11,16 +11,14 @@ from typing import Any
 
 from hpcray.common.ids import HEAD, number_of, raylet_of
 from hpcray.core.effects import Send
-from hpcray.core.gcs import departures, drain, node_manager
+from hpcray.core.gcs import drain, node_manager
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
-from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
-from hpcray.core.gcs.standby import NO_NODE
+from hpcray.core.gcs.node_manager import NO_NODE, HeadFailureDetector, NodeManager
 from hpcray.platform.process_tree import ProcessIdentity, reap_orphans
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import DRIVER, NodeInfo
-from hpcray.runtime.node.child_process import ChildProcess
-from hpcray.runtime.node.driver_child import DriverChild
+from hpcray.runtime.node.child_process import ChildProcess, DriverChild
 from hpcray.runtime.node.head_failover import (
     HeadReplicator,
     HeadStandby,
@@ -30,17 +28,47 @@ from hpcray.runtime.node.head_failover import (
 )
 from hpcray.runtime.node.heartbeat_loop import HeartbeatLoop
 from hpcray.runtime.node.joining import JoinAcceptor
-from hpcray.runtime.node.node_death import forget_node
-from hpcray.runtime.node.node_departure import NodeDeparture
-from hpcray.runtime.node.node_drain import NodeDrain
+from hpcray.runtime.node.node_drain import NodeDeparture, NodeDrain
 from hpcray.runtime.node.node_features import MakeAutoscaling
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.raylet_signals import RayletSignals
 from hpcray.runtime.node.shutdown import NodeShutdown
 from hpcray.runtime.node.state_log_writer import StateLogWriter
 from hpcray.runtime.raylet.raylet import EffectHandler, Handler, Raylet
-from hpcray.transport.base import DataPlane, TransportError
+from hpcray.transport.base import ControlTransport, DataPlane, TransportError
 from hpcray.transport.startup import read_launch
+
+# ------------------------------------------------------------ node death
+# Reports a node that has been declared dead to all parts of this raylet.
+
+
+def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlane | None, died: m.NodeDied) -> None:
+    """Report a dead node to the cores, transports and processes of this node; once, as a new head repeats it."""
+    node, reason, now = died.node, died.reason, raylet.loop.now
+    if node in raylet.forgotten_nodes:
+        return
+    raylet.forgotten_nodes.add(node)
+    raylet.neighbor_dirs.pop(node, None)
+    raylet.loop.last_heard.pop(node, None)
+    raylet.router.lose_node(node, reason, died.kept_at)
+    for extension in raylet.events.extensions:
+        extension.node_died(node, reason)
+    if raylet.head is not None:
+        raylet.apply(raylet.head.node_died(now, node, reason))
+    raylet.apply(raylet.lease_manager.node_died(now, node))
+    # Cancels receives, so before the transports forget the node.
+    raylet.apply(raylet.store.node_died(now, node, raylet.router.neighbor_links))
+    raylet.introspection.figures.node_died(now, node)
+    if control is not None:
+        control.forget(node, reason)
+    if data is not None:
+        data.forget(node, reason)
+    for proc in raylet.router.links:
+        raylet.router.send(proc, died)
+
+
+# ------------------------------------------------------------ cluster member
+
 
 _PARENT_GONE_DELAY = 0.05
 _HEAD_DEATH_DELAY = 2.0
@@ -378,7 +406,7 @@ class ClusterMember:
             raylet.cluster_grew(max(raylet.context.cluster_size, max(nodes) + 1))
         return [Send(HEAD, m.NodeAcquainted(nodes, problems))]
 
-    def _node_left(self, event: departures.NodeLeft) -> None:
+    def _node_left(self, event: drain.NodeLeft) -> None:
         assert self._node_manager is not None
         if event.node != self._raylet.node:
             left = self._node_manager.node_left(self._loop.now, event.node, event.reason, event.kept_at)
@@ -412,7 +440,7 @@ class ClusterMember:
     def _majority_lost(self, event: node_manager.MajorityLost) -> None:
         self._fence(f"{event.silent} nodes have fallen silent at once, most of the job: this node is cut off")
 
-    def _leaving_changed(self, event: departures.LeavingChanged) -> None:
+    def _leaving_changed(self, event: drain.LeavingChanged) -> None:
         self.drain.set_leaving(set(event.deadlines))
         self._choose_standby()
 
@@ -748,8 +776,8 @@ EFFECT_HANDLERS: dict[type, Callable[[ClusterMember], EffectHandler]] = {
     node_manager.NodeLost: lambda c: c._declare_dead,
     node_manager.AllStopped: lambda c: c._all_stopped,
     node_manager.MajorityLost: lambda c: c._majority_lost,
-    departures.NodeLeft: lambda c: c._node_left,
-    departures.LeavingChanged: lambda c: c._leaving_changed,
+    drain.NodeLeft: lambda c: c._node_left,
+    drain.LeavingChanged: lambda c: c._leaving_changed,
     drain.Announce: lambda c: c.drain.announce,
     drain.StartSaving: lambda c: c.drain.start_saving,
     drain.AllSaved: lambda c: c.drain.all_saved,

@@ -2,8 +2,8 @@
 
 The standby is the raylet of the node that runs the program (`--driver-rank`), and no other: without that node there is
 nothing to go on with. So there is no election, and no two raylets can both be the successor. Where the program runs on
-the head's own node, there is no standby. In a job without a program the head names it (`core.gcs.standby`), and names
-another only when it has died; it takes over from a silent head only if most nodes have lost that too.
+the head's own node, there is no standby. In a job without a program the head names it (`core.gcs.node_manager`), and
+names another only when it has died; it takes over from a silent head only if most nodes have lost that too.
 
 `HeadReplicator` is the head's side: it sends every change of its tables. `HeadStandby` is that of all other raylets:
 the successor keeps the rows, and takes over; the others wait for it for a while.
@@ -19,9 +19,8 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.ids import RUN_MASK, first_run, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
-from hpcray.core.gcs.node_manager import UP, NodeManager
+from hpcray.core.gcs.node_manager import NO_NODE, UP, NodeManager, choose_standby, is_majority
 from hpcray.core.gcs.recovery import read_roster
-from hpcray.core.gcs.standby import NO_NODE, choose_standby, is_majority
 from hpcray.core.gcs.state_log import TableSnapshot
 from hpcray.platform.journal_file import JournalFile
 from hpcray.protocol import messages as m

@@ -41,8 +41,7 @@ from hpcray.platform.arena import Arena
 from hpcray.platform.batch_systems import cancel_by_id, cancel_by_name
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.protocol import messages as m
-from hpcray.runtime.node.join_token import JoinToken, write_join_token
-from hpcray.runtime.node.node_command import ADDED_JOBS, added_job_name
+from hpcray.runtime.node.join_token import ADDED_JOBS, JoinToken, added_job_name, write_join_token
 from hpcray.runtime.node.node_transports import NodeTransports, open_world
 from hpcray.runtime.raylet.raylet import Raylet
 from hpcray.transport.base import ControlTransport, StartError, TransportError
@@ -276,9 +275,11 @@ def _join_as_rank(
     Raises:
         StartupError, TransportError: as `join_job`.
     """
-    from hpcray.transport.mpi_control import MpiControl  # a world of one rank does without
+    from hpcray.transport.mpi_control import (
+        MpiControl,  # a world of one rank does without
+        WorldDoorbell,
+    )
     from hpcray.transport.selection import open_mpi_world
-    from hpcray.transport.world_doorbell import WorldDoorbell
 
     world = open_mpi_world(config, token.secret, token.one_host)
     comm, data = world.comm, world.data

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
+from hpcray.common.job_names import logs_directory
 from hpcray.common.labels import labels_of_environment, parse_labels
-from hpcray.common.log_names import logs_directory
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.gcs.node_manager import HeadFailureDetector, NodeManager
-from hpcray.core.gcs.standby import NO_NODE
+from hpcray.core.gcs.node_manager import NO_NODE, HeadFailureDetector, NodeManager
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.platform.accelerators import accelerator_resources
@@ -27,29 +26,27 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import ExitReport, silenced_output, write_exit_report
 from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
-from hpcray.platform.kept_logs import node_logs
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
 from hpcray.platform.mpi_directory import mark_up, private_memory
 from hpcray.platform.numa_binding import original_affinity
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
+from hpcray.platform.session_directory import node_logs
 from hpcray.platform.sockets import node_ip_address
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol.messages import NodeInfo
-from hpcray.runtime.node.child_process import ChildProcess, export_metrics, show_progress
+from hpcray.runtime.node.child_process import ChildProcess, DriverChild, export_metrics, show_progress
 from hpcray.runtime.node.cluster_member import ClusterMember
-from hpcray.runtime.node.driver_child import DriverChild
-from hpcray.runtime.node.end_step import end_step, reported_by_launcher
 from hpcray.runtime.node.head_failover import NEW_HEAD_TIMEOUT
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.node_features import NodeFeatures, NodeParts
-from hpcray.runtime.node.node_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
 from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
-from hpcray.runtime.node.requeue import requeue_job
+from hpcray.runtime.node.raylet_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.session_watch import SessionWatch
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
+from hpcray.runtime.node.slurm_job import end_step, reported_by_launcher, requeue_job
 from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.frame_slots import FrameSlotRouter

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from hpcray.common.config import Config
+from hpcray.common.config import Config, parse_size
 from hpcray.common.labels import labels_text, parse_labels
 from hpcray.common.resources import ACCELERATOR_TYPE, Resources, to_units
-from hpcray.common.sizes import parse_size
 from hpcray.platform import resource_limits
 from hpcray.platform.config_files import node_config
 from hpcray.platform.gpu_visibility import local_rank

@@ -9,6 +9,8 @@ import time
 from collections.abc import Mapping
 from urllib.parse import quote
 
+import msgspec
+
 from hpcray.common.config import Config
 from hpcray.platform.allocation import ask_end_time, end_time
 from hpcray.platform.private_files import state_place
@@ -102,3 +104,15 @@ def drain_signals(config: Config, launch: Launch, environ: Mapping[str, str]) ->
             f"drain_signals={config.drain_signals!r} is not valid; hint: auto, none, or some of {', '.join(_SIGNALS)}"
         )
     return tuple(_SIGNALS[name] for name in names)
+
+
+# ------------------------------------------------------------ raylet ready
+# The first and only message of a raylet to the process that started it.
+
+
+class RayletReady(msgspec.Struct):
+    """The one message of a raylet child on its ready pipe: its session directory, or why it could not start."""
+
+    session_dir: str = ""
+    error: str = ""
+    reported_by_rank0: bool = False

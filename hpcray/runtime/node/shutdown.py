@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from hpcray.platform.fork_server import ForkServerClient
 from hpcray.platform.process_tree import descendants, kill_descendants
 from hpcray.platform.session_directory import SessionDirectory
-from hpcray.runtime.node.driver_child import DriverChild
+from hpcray.runtime.node.child_process import DriverChild
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses
 

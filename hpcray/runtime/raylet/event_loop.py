@@ -19,8 +19,8 @@ from typing import Protocol
 
 import msgspec
 
-from hpcray.common.buffer_pool import BufferPool, keep_freed_memory
 from hpcray.common.ids import HEAD, NIL_PROC
+from hpcray.common.memory import BufferPool, keep_freed_memory
 from hpcray.platform.busy_poll import BusyPoll
 from hpcray.protocol.frames import LONG, FrameError
 from hpcray.protocol.messages import GUEST, Hello, Message, decode

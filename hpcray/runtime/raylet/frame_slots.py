@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from hpcray.common.buffer_pool import BufferPool
+from hpcray.common.memory import BufferPool
 from hpcray.core.effects import Effect
 from hpcray.core.raylet.frame_slots import FrameSlotManager
 from hpcray.platform.arena import Arena

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD
-from hpcray.core.throttler import Throttler
+from hpcray.core.gcs.garbage_collection import Throttler
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.router import Router

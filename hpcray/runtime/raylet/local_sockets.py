@@ -8,7 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 
-from hpcray.common.buffer_pool import BufferPool
+from hpcray.common.memory import BufferPool
 from hpcray.platform.sockets import SOCKET_BUFFER, Piece, bind_private, peer_pid_and_uid, send_pieces
 from hpcray.protocol.frames import FrameReader
 

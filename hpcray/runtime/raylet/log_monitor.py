@@ -16,15 +16,15 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import number_of
-from hpcray.common.log_names import parse_worker_log_name
+from hpcray.common.job_names import parse_worker_log_name
 from hpcray.common.resources import JOB_FIELD, RUNTIME_ENV
 from hpcray.platform.inotify import DirectoryWatch
-from hpcray.platform.kept_logs import keep_logs
 from hpcray.platform.private_files import make_private_directory
+from hpcray.platform.session_directory import keep_logs
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
-from hpcray.runtime.raylet.rotated_files import read_on
+from hpcray.runtime.raylet.log_files import read_on
 from hpcray.runtime.raylet.router import Router
 
 DELAY = 0.02

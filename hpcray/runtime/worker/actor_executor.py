@@ -24,7 +24,7 @@ from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS, ExitActor,
 from hpcray.runtime.core_worker.arguments import NO_ARGS
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.worker.actor_drain import ActorDrain
-from hpcray.runtime.worker.blocking_get import warn_of_blocking_get
+from hpcray.runtime.worker.actor_event_loop import warn_of_blocking_get
 from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner, CallRunner, ThreadedCallRunner
 from hpcray.runtime.worker.context import WorkerContext
 from hpcray.runtime.worker.replies import GeneratorExecutor, Verdict, task_error

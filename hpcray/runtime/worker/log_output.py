@@ -13,13 +13,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpcray.common.ids import raylet_of
-from hpcray.common.log_names import (
+from hpcray.common.job_names import (
     FIRST_JOB,
     LOG_PREFIX_ACTOR_NAME,
     LOG_PREFIX_TASK_ID,
@@ -28,12 +28,14 @@ from hpcray.common.log_names import (
     worker_log_name,
 )
 from hpcray.common.terminal_text import plain
-from hpcray.platform.log_format import rotation_limits
+from hpcray.platform.log_format import configure_loggers, rotation_limits
 from hpcray.platform.private_files import append_private_file
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import async_task
-from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.worker.task_executor import TaskExecutor
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+
+if TYPE_CHECKING:  # programs configure their log lines, and execute nothing
+    from hpcray.runtime.worker.task_executor import TaskExecutor
 
 _PARTS_KEPT = 5000
 _NO_RUN = b"", 0.0
@@ -317,3 +319,36 @@ def _text(file: WorkerLogFile) -> io.TextIOWrapper:
 # Made when this module is imported, in the template process: a forked worker only opens the files.
 _FILES = {"out": WorkerLogFile(1), "err": WorkerLogFile(2)}
 _STREAMS = _text(_FILES["out"]), _text(_FILES["err"])
+
+
+# ------------------------------------------------------------ log context
+# The context of log lines: the job, process, node, task and actor that they come from.
+
+
+def log_context() -> dict[str, Any]:
+    """Return the job, process and node, and the task and actor where there is one, of this line; {} outside a job."""
+    process = None if current.postponed else current.process
+    if process is None:
+        return {}
+    known: dict[str, Any] = {
+        "job_id": process.job.job_id if process.job is not None else "",
+        "worker_id": process.me.hex(),
+        "node_id": process.node_id,
+    }
+    worker = current.worker
+    if worker is None:
+        return known
+    if worker.actor is not None:
+        known["actor_id"] = worker.actor.spec.actor.hex()
+    running = async_task.get() or process.local.task
+    if running is not None:
+        known["task_id"] = running.task.hex()
+        known["task_name"], known["task_func_name"] = worker.names_of(running)
+    if worker.actor is not None:
+        known["actor_name"] = worker.actor.spec.name
+    return known
+
+
+def log_as(config: Mapping[str, Any]) -> None:
+    """Apply the fields of a `LoggingConfig` to this process."""
+    configure_loggers(config["encoding"], config["log_level"], config["additional_log_standard_attrs"], log_context)

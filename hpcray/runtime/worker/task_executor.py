@@ -31,9 +31,8 @@ from hpcray.platform.session_directory import OWN_NAMESPACE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
-from hpcray.runtime.core_worker.context import BEHIND_CHECK, async_task
+from hpcray.runtime.core_worker.context import BEHIND_CHECK, Handler, HandlerTable, async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.core_worker.handler_tables import Handler, HandlerTable
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
 from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain

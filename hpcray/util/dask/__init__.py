@@ -14,8 +14,14 @@ from hpcray.util.dask.callbacks import (
     local_ray_callbacks,
     unpack_ray_callbacks,
 )
-from hpcray.util.dask.persistence import dataframe_optimize, ray_dask_persist
-from hpcray.util.dask.scheduler import disable_dask_on_ray, enable_dask_on_ray, ray_dask_get, ray_dask_get_sync
+from hpcray.util.dask.scheduler import (
+    dataframe_optimize,
+    disable_dask_on_ray,
+    enable_dask_on_ray,
+    ray_dask_get,
+    ray_dask_get_sync,
+    ray_dask_persist,
+)
 
 __all__ = [
     "ProgressBarCallback",

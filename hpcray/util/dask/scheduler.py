@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -302,3 +306,105 @@ def _with_values(part: Any) -> Any:
         nodes = {key: _with_values(value) for key, value in part.items()}
         return nodes if any(nodes[key] is not part[key] for key in part) else part
     return part
+
+
+# ------------------------------------------------------------ persistence
+# `persist` of Dask's collections: what is computed stays in the object store, and the collection has refs to it.
+#
+# And the optimisation of data frames, of which nothing is left to be done.
+
+
+_dask_persist = dask.persist
+
+
+def ray_dask_persist(*args: Any, **kwargs: Any) -> Any:
+    """Compute collections, leave their parts in the object store, and return collections of refs to them.
+
+    As `dask.persist`, which does the same where a scheduler of hpcray's is in force.
+    """
+    return _dask_persist(*args, **{**kwargs, "ray_persist": True})
+
+
+def _keeping_refs(persist: Callable[..., Any]) -> Callable[..., Any]:
+    """A scheduler is not given the difference between `compute` and `persist` by Dask, only by this, as in Ray."""
+
+    @functools.wraps(persist)
+    def keep_refs(*args: Any, **kwargs: Any) -> Any:
+        scheduler = kwargs.get("scheduler") or dask.config.get("scheduler", None)
+        if callable(scheduler):  # not one of Dask's own, which have names, nor a client of dask.distributed
+            kwargs.setdefault("ray_persist", True)
+        return persist(*args, **kwargs)
+
+    return keep_refs
+
+
+def dataframe_optimize(dsk: Any, keys: Any, **kwargs: Any) -> None:
+    """Warn, as Ray does, and leave the graph as it is: the shuffle that Ray rewrites is gone from Dask since 2025.1."""
+    warnings.warn(
+        "Custom dataframe shuffle optimization only works on dask>=2024.11.0,<2025.1.0, you are on version "
+        f"{dask.__version__}. Doing no additional optimization aside from the default one.",
+        stacklevel=2,
+    )
+
+
+dask.persist = _keeping_refs(_dask_persist)
+dask.base.DaskMethodsMixin.persist = _keeping_refs(dask.base.DaskMethodsMixin.persist)
+
+
+# ------------------------------------------------------------ common
+# The refs inside of values that are nested in each other.
+
+
+def unpack_object_refs(*args: Any) -> tuple[list[ObjectRef[Any]], Callable[[Sequence[Any]], tuple[Any, ...]]]:
+    """Find the refs in lists, tuples, sets, dicts and dataclasses, nested to any depth.
+
+    Returns:
+        The refs, each once, and a function that takes their values, in this order, and returns `args` with the values
+        in the places of the refs.
+    """
+    places: dict[ObjectRef[Any], int] = {}
+    kept = [_unpacked(arg, places) for arg in args]
+
+    def repack(values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(_packed(each, values) for each in kept)
+
+    return list(places), repack
+
+
+class _Place:
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+class _Made:
+    """A container: how it is made of its parts."""
+
+    __slots__ = ("make", "parts")
+
+    def __init__(self, make: Callable[[list[Any]], Any], parts: list[Any]) -> None:
+        self.make, self.parts = make, parts
+
+
+def _unpacked(value: Any, places: dict[ObjectRef[Any], int]) -> Any:
+    if isinstance(value, ObjectRef):
+        return _Place(places.setdefault(value, len(places)))
+    kind: Any = list if isinstance(value, Iterator) else type(value)
+    if kind in (list, tuple, set):
+        return _Made(kind, [_unpacked(part, places) for part in value])
+    if kind in (dict, OrderedDict):
+        return _Made(kind, [_Made(tuple, [_unpacked(part, places) for part in item]) for item in value.items()])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        parts = [_unpacked(getattr(value, name), places) for name in names]
+        return _Made(lambda parts: kind(**dict(zip(names, parts, strict=True))), parts)
+    return value
+
+
+def _packed(kept: Any, values: Sequence[Any]) -> Any:
+    if type(kept) is _Place:
+        return values[kept.index]
+    if type(kept) is _Made:
+        return kept.make([_packed(part, values) for part in kept.parts])
+    return kept

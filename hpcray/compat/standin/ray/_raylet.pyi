@@ -18,7 +18,7 @@ from hpcray.compat.names.authentication import AuthenticationTokenLoader as Auth
 from hpcray.compat.names.authentication import get_authentication_mode as get_authentication_mode
 from hpcray.compat.names.authentication import validate_authentication_token as validate_authentication_token
 from hpcray.compat.names.serialization_context import SerializedObject as SerializedObject
-from hpcray.compat.names.gcs_client import GcsClient as GcsClient
+from hpcray.compat.names.state import GcsClient as GcsClient
 from hpcray.compat.names.ids import BaseID as BaseID
 from hpcray.compat.names.ids import ActorClassID as ActorClassID
 from hpcray.compat.names.ids import ActorID as ActorID

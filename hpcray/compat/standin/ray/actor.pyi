@@ -2,5 +2,5 @@
 # mypy: ignore-errors
 from hpcray.api.actor import *
 from hpcray.actor import *
-from hpcray.compat.names.actor_class import _modify_class as _modify_class
+from hpcray.compat.names.option_utils import _modify_class as _modify_class
 _actor_launch_hook: NoneType

@@ -7,4 +7,3 @@ from ray._common import network_utils as network_utils
 from ray._common import ray_option_utils as ray_option_utils
 from ray._common import utils as utils
 from ray._common import usage as usage
-from ray._common import retry as retry
