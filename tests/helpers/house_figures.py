@@ -97,7 +97,7 @@ ATTRIBUTES = {
     "SpillManager": 32,
     "TaskExecutor": 31,
     "TaskState": 28,
-    "UcxEngine": 35,
+    "UcxEngine": 36,
 }
 """Classes with more than 25 attributes."""
 
@@ -134,11 +134,11 @@ LINES_OF_CODE = {
     "job_submission": 720,
     "jobs": 1245,
     "kernel": 39119,
-    "launch": 1016,
+    "launch": 1061,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5495,
-    "processes": 439,
+    "platform": 5535,
+    "processes": 447,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 493,
@@ -149,12 +149,12 @@ LINES_OF_CODE = {
     "state": 3888,
     "tensors": 3321,
     "top": 767,
-    "transport": 1874,
+    "transport": 1916,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 448,
+    "whole": 449,
 }
 """Files of the package, those of compat/standin left out."""

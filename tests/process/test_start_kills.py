@@ -21,7 +21,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(7200)]
 KILLS = int(os.environ.get("START_KILLS", "12"))
 FIRST, LIMIT = 3.0, 15.0
 """Seconds after the start within which a process is killed, and those that the job then has to end."""
@@ -56,9 +55,9 @@ class Start:
     keeper: int
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
 
-    def begin(self) -> None:
+    def begin(self, text: str = PROGRAM) -> None:
         program = self.place / "program.py"
-        program.write_text(PROGRAM)
+        program.write_text(text)
         self.tmp = self.place / "t"
         self.tmp.mkdir(mode=0o700)
         environ = {
@@ -151,6 +150,8 @@ def ends(start: Start) -> list[str]:
     return left
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
 def test_what_is_left_after_a_kill_while_the_job_starts(tmp_path: Path, keeper: int) -> None:
     seed = int(os.environ.get("START_SEED", "0")) or random.randrange(1 << 30)
     choose = random.Random(seed)
@@ -180,3 +181,59 @@ def test_what_is_left_after_a_kill_while_the_job_starts(tmp_path: Path, keeper: 
             shutil.rmtree(path, ignore_errors=True)
             path.unlink(missing_ok=True)
     assert not problems, f"seed {seed}, the slowest {slowest:.1f} s\n" + "\n".join(problems)
+
+
+ORPHANS = """\
+import os, subprocess, time
+import hpcray as ray
+
+ray.init(num_cpus=1)
+
+
+@ray.remote
+def work():
+    subprocess.Popen(["sleep", "600.75"], start_new_session=True)
+    return os.getpid()
+
+
+ray.get(work.remote())
+print("it works", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_tasks_have_started_ends_with_a_raylet_and_its_fork_server(
+    ranks: int, tmp_path: Path, keeper: int
+) -> None:
+    """Nothing of the node is left that could tidy up."""
+    start = Start(ranks, 0, tmp_path, keeper)
+    start.begin(ORPHANS)
+    try:
+        deadline = time.monotonic() + 60
+        while "it works" not in start.said() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        found = start.processes()
+        assert "sleep" in found.values(), start.said()
+        for name in ("hpcray-raylet", "hpcray-template"):
+            for pid in (pid for pid, its in found.items() if its == name):
+                os.kill(pid, signal.SIGKILL)
+        assert not (left := ends(start)), f"{left}\n{start.said()}"
+    finally:
+        start.end()
+
+
+@pytest.mark.parametrize("name", ["hpcray-raylet", "hpcray-template", "hpcray-ranks", "hpcray-launch"])
+def test_a_job_whose_process_is_killed_while_it_starts_ends(name: str, tmp_path: Path, keeper: int) -> None:
+    """The others waited for a minute, in MPI or for the head."""
+    start = Start(2, 0, tmp_path, keeper)
+    start.begin()
+    try:
+        deadline = time.monotonic() + 30
+        while not (chosen := [pid for pid, its in start.processes().items() if its == name]):
+            assert time.monotonic() < deadline, start.said()
+            time.sleep(0.01)
+        os.kill(min(chosen), signal.SIGKILL)
+        assert not (left := ends(start)), f"{left}\n{start.said()}"
+    finally:
+        start.end()
