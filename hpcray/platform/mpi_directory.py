@@ -71,7 +71,7 @@ class MpiDirectory:
 
 
 def mark_up(environ: Mapping[str, str]) -> None:
-    """Tell `hpcray.launch.local_ranks`, if that has started this rank, that all ranks are up."""
+    """Report to `hpcray.launch.local_ranks`, if that has started this rank, that all ranks are up."""
     path = environ.get(LAUNCHER_DIRECTORY, "")
     if is_mpi_directory(path):
         with contextlib.suppress(OSError):
