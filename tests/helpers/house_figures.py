@@ -120,25 +120,26 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3101,
+    "api": 3122,
     "autoscaler": 856,
-    "cli": 3176,
-    "common": 1500,
+    "cli": 3445,
+    "common": 1504,
     "compat": 3062,
     "core": 12549,
     "dashboard": 1668,
     "diagnostics": 2576,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 596,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39119,
+    "kernel": 39251,
     "launch": 1061,
     "mpi": 561,
     "notebooks": 117,
     "platform": 5535,
-    "processes": 447,
+    "processes": 451,
     "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 493,
@@ -155,6 +156,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 449,
+    "whole": 458,
 }
 """Files of the package, those of compat/standin left out."""
