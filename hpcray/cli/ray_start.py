@@ -103,7 +103,7 @@ def _rest_api(started: Started) -> list[str]:
     """Start Ray's REST API beside a head, as HPCRAY_RAY_API=1 asks for it, and return what it says once it serves."""
     line = [sys.executable, "-m", ray_api.__name__, started.session_dir, str(started.dashboard_port)]
     child = subprocess.Popen(
-        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
     assert child.stdout is not None

@@ -70,6 +70,7 @@ def _scontrol(*command: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=_SCONTROL_TIME,
         check=True,
     ).stdout
