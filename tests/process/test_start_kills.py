@@ -42,7 +42,7 @@ def work():
 ray.get([work.remote() for _ in range(8)])
 time.sleep(3)
 """
-IN_OWN_MEMORY = "mount -t tmpfs -o size=2g none /dev/shm && echo && exec sleep 600"
+IN_OWN_MEMORY = "mount -t tmpfs -o size=2g none /dev/shm && echo && exec sleep 86400"
 
 
 @dataclass
