@@ -9,6 +9,7 @@ from __future__ import annotations
 
 STRINGS = {
     "hpcray.api.runtime_context -> hpcray.compat.names.worker": "`get_runtime_context().worker` is Ray's facade",
+    "hpcray.attach.starter -> hpcray.cli.attach": "lasting: code of another process, on a node of the job",
     "hpcray.cli.job -> hpcray.cli.ray": "lasting: the program of a step inside a Slurm job",
     "hpcray.common.exceptions -> hpcray.exceptions": "lasting: what errors name as their module",
     "hpcray.platform.fork_server -> hpcray.compat.ray": "the server imports what `import ray` needs",
@@ -105,7 +106,6 @@ SHORT_WITH_REASON = {
     "actor.py": "Ray's `ray.actor`",
     "cluster.py": "a lazy table of public names",
     "common/keyed_hash.py": "one way round OpenSSL, which is imported by the cores and the wires",
-    "common/ray_version.py": "the one place that says which Ray is meant, imported by nearly every room",
     "exceptions.py": "Ray's `ray.exceptions`",
     "job_submission/__main__.py": "a program: `python -m` finds it by this name",
     "util/placement_group.py": "Ray's `ray.util.placement_group`",
@@ -120,11 +120,12 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3137,
+    "api": 3172,
+    "attach": 1401,
     "autoscaler": 856,
-    "cli": 3478,
-    "common": 1517,
-    "compat": 3062,
+    "cli": 3669,
+    "common": 1541,
+    "compat": 3179,
     "core": 12549,
     "dashboard": 1675,
     "diagnostics": 2827,
@@ -135,27 +136,27 @@ LINES_OF_CODE = {
     "history": 1353,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39088,
+    "kernel": 39508,
     "launch": 1067,
     "mpi": 561,
     "notebooks": 117,
-    "platform": 5456,
-    "processes": 451,
+    "platform": 5708,
+    "processes": 493,
     "progress_bars": 216,
     "protocol": 1494,
     "ray_api": 484,
-    "ray_start": 1797,
-    "runtime": 13077,
-    "runtime_env": 1131,
+    "ray_start": 1821,
+    "runtime": 13076,
+    "runtime_env": 1137,
     "state": 3888,
     "tensors": 3321,
-    "top": 771,
+    "top": 776,
     "transport": 1916,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 461,
+    "whole": 475,
 }
 """Files of the package, those of compat/standin left out."""
