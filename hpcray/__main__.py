@@ -17,7 +17,7 @@ from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.exceptions import StartupError
 from hpcray.common.ray_version import STANDIN, is_replaced
 from hpcray.platform.console import adopt_console
-from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.process_control import set_process_name
 from hpcray.platform.resource_limits import open_standard_descriptors
 from hpcray.processes.raylet_main import run_node
 from hpcray.runtime.node.options import HelpRequested, NodeOptions
@@ -87,6 +87,8 @@ def main() -> NoReturn:
             print(f"hpcray: {error}", file=sys.stderr)
     except ValueError as error:
         print(f"hpcray: {error}", file=sys.stderr)
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
     except BaseException:
         traceback.print_exc()
     finally:

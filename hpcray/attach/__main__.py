@@ -13,7 +13,7 @@ import msgspec
 from hpcray.attach.carrier import Carrier, CarrierError
 from hpcray.attach.near_end import Attaching, NearEnd, Ready
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.process_control import set_process_name
 
 
 def main() -> None:

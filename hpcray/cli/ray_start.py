@@ -107,7 +107,7 @@ def _rest_api(started: Started) -> list[str]:
         return [f"no REST API of Ray's: {error}; hint: pip install 'hpcray[observe]'"]
     line = module_line(server.__name__, started.session_dir, str(started.dashboard_port))
     child = subprocess.Popen(
-        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, errors="replace",
         start_new_session=True,
     )  # fmt: skip
     assert child.stdout is not None

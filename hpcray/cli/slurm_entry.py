@@ -22,7 +22,7 @@ from hpcray.jobs.batch_queues import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.host_addresses import addresses_of, parse_cluster_address
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.process_tree import die_with_parent
+from hpcray.platform.process_control import die_with_parent
 from hpcray.platform.python_lines import code_line, module_line
 
 ENTERED = "HPCRAY_ENTERED_JOB"

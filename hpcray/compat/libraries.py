@@ -78,7 +78,9 @@ def _download(directory: Path) -> Path:
     """Have pip download the wheel. Returns the file."""
     command = module_line("pip", "--disable-pip-version-check", "download", "--no-deps")
     command += ["--only-binary=:all:", "--quiet", "--dest", str(directory), _REQUIREMENT]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
+    )
     wheels = list(directory.glob("ray-*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]

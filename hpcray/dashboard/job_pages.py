@@ -220,7 +220,13 @@ def parse_node(line: str) -> dict[str, str]:
 
 def _run(*command: str) -> str:
     return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT, check=True
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_TIMEOUT,
+        check=True,
     ).stdout
 
 

@@ -244,7 +244,13 @@ def _output(*command: str) -> str | None:
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("SACCT_", "SLURM_TIME_FORMAT"))}
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SLURM_TIME, stdin=subprocess.DEVNULL, env=environ
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SLURM_TIME,
+            stdin=subprocess.DEVNULL,
+            env=environ,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

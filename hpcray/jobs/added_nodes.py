@@ -299,7 +299,7 @@ def _submit(request: JobRequest, token: str) -> str:
     log = _batch_log(token, "%j")
     script = batch_script(sbatch_options(request, log), token, node_command(token))
     with without_outer_job():
-        found = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True)
+        found = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, errors="replace")
     if found.returncode:
         raise SubmitError(f"sbatch refused the job: {found.stderr.strip()}")
     return found.stdout.strip().partition(";")[0]

@@ -147,7 +147,9 @@ def _parse(text: str) -> dict[str, str]:
 def _run_slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
     try:
         null = subprocess.DEVNULL
-        return subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, stdin=null)
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_TIMEOUT, stdin=null
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
 

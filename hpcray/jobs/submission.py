@@ -342,7 +342,7 @@ def choose_executor(requested: str) -> str:
 def _slurm_is_configured() -> bool:
     """True if a cluster belongs to the installed Slurm commands. True also for a controller that is down."""
     try:
-        found = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, timeout=30)
+        found = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, errors="replace", timeout=30)
     except (OSError, subprocess.TimeoutExpired):
         return True
     return "configuration source" not in found.stderr  # scontrol's message without slurm.conf

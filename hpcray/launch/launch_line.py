@@ -433,7 +433,13 @@ def try_srun(mpi: str, environ: Mapping[str, str]) -> str:
     line = ["srun", f"--mpi={mpi}", "--overlap", "-N1", "-n1", "--ntasks-per-node=1", "true"]
     try:
         done = subprocess.run(
-            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT, env=dict(environ)
+            line,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TRIAL_TIMEOUT,
+            env=dict(environ),
         )
     except FileNotFoundError:
         return "there is no srun on PATH"

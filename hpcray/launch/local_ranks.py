@@ -4,8 +4,9 @@
 
 For Open MPI, whose PMIx library LIBRARY is, it does what mpirun would, but opens no port that another user of the host
 could use (`hpcray.launch.pmix_server`). Its exit code is that of the first rank that failed, 128 + n for signal n. When
-a rank fails, "end" has all others ended; with "recover" they go on. MPI_Abort ends them in any case. SIGTERM, SIGINT
-and SIGHUP end the job; SIGUSR1 and SIGUSR2 go to all ranks. Ranks end with this process, whatever ends it.
+a rank fails, "end" has all others ended; with "recover" they go on, once rank 0 has said that all are up (`mark_up`):
+before, they would wait for it. MPI_Abort ends them in any case. SIGTERM, SIGINT and SIGHUP end the job; SIGUSR1 and
+SIGUSR2 go to all ranks. Ranks end with this process, whatever ends it; what they leave ends before this process does.
 
 It is a program of its own that loads little, since every job waits for it: the paths of packages are not searched.
 """
@@ -27,11 +28,21 @@ if __name__ == "__main__":
 
 from hpcray.launch.pmix_server import PmixError, PmixServer
 from hpcray.platform.mpi_directory import MpiDirectory
-from hpcray.platform.process_tree import LAUNCHER_NAME, die_with_parent, set_process_name
+from hpcray.platform.process_control import (
+    LAUNCHER_NAME,
+    TEMPLATE_NAME,
+    become_subreaper,
+    children,
+    die_with_parent,
+    set_process_name,
+)
 
 EXIT_NOT_STARTED = 127
 _END_TIMEOUT = 3.0
 """Seconds that ranks have to end after SIGTERM."""
+_LEFT_EARLY = 1.0
+"""Seconds that the others have to leave too when one has left before all were up."""
+_ORPHANS_TIMEOUT, _ORPHANS_INTERVAL = 12.0, 0.01
 _END_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -81,12 +92,17 @@ def local_arguments(line: Sequence[str]) -> Sequence[str] | None:
 
 
 class _Ranks:
-    """The processes. recover: the others go on when one has failed."""
+    """The processes.
 
-    def __init__(self, recover: bool) -> None:
-        self._recover = recover
+    Args:
+        recover: whether the others go on when one has failed, once all are up.
+        up: returns whether they are.
+    """
+
+    def __init__(self, recover: bool, up: Callable[[], bool]) -> None:
+        self._recover, self._up = recover, up
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._kill_at = float("inf")
+        self._kill_at = self._up_by = float("inf")
         self.code = 0
 
     def start(self, command: Sequence[str], environ: dict[str, str]) -> None:
@@ -124,7 +140,8 @@ class _Ranks:
                 selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, process)
             running = len(self._processes)
             while running:
-                timeout = None if self._kill_at == float("inf") else max(0.0, self._kill_at - time.monotonic())
+                next_at = min(self._kill_at, self._up_by)
+                timeout = None if next_at == float("inf") else max(0.0, next_at - time.monotonic())
                 for key, _ in selector.select(timeout):
                     if key.data is None:
                         os.read(wakeup, 512)
@@ -133,14 +150,27 @@ class _Ranks:
                     selector.unregister(key.fd)
                     os.close(key.fd)
                     running -= 1
-                    self._ended(key.data.wait())
+                    self._ended(key.data)
+                if time.monotonic() >= self._up_by:
+                    self._up_by = float("inf")
+                    if not self._up():
+                        self.end(0)
                 if time.monotonic() >= self._kill_at:
                     self.send(signal.SIGKILL)
                     self._kill_at = time.monotonic() + _END_TIMEOUT
 
-    def _ended(self, status: int) -> None:
+    def _ended(self, process: subprocess.Popen[bytes]) -> None:
+        status = process.wait()
         code = 128 - status if status < 0 else status
-        if code and not self._recover:
+        starting = self._recover and not self._up()
+        if starting and not code:  # it has left with a reason, which another process reports
+            self._up_by = min(self._up_by, time.monotonic() + _LEFT_EARLY)
+        elif code and (starting or not self._recover):
+            if status < 0 and self._kill_at == float("inf"):
+                rank = self._processes.index(process)
+                when = " before all ranks were up" if starting else ""
+                text = f"rank {rank} was ended by signal {-status}{when}, and so the job ends"
+                print(f"hpcray-launch: {text}", file=sys.stderr, flush=True)
             self.end(code)
         self.code = self.code or code
 
@@ -152,7 +182,8 @@ def main(argv: Sequence[str]) -> int:
     set_process_name(LAUNCHER_NAME)
     wakeup, tell = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     events: list[Callable[[], None]] = []
-    ranks = _Ranks(mode == _MODES[True])
+    directory: MpiDirectory | None = None
+    ranks = _Ranks(mode == _MODES[True], lambda: directory is not None and directory.is_marked_up)
 
     def later(event: Callable[[], None]) -> None:
         events.append(event)
@@ -167,7 +198,7 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: later(lambda: ranks.end(128 + number)))
     for number in _USER_SIGNALS:
         signal.signal(number, lambda number, _: later(lambda: ranks.send(number)))
-    directory: MpiDirectory | None = None
+    become_subreaper()
     environ = dict(os.environ)  # the server changes this process's own
     try:
         directory = MpiDirectory.create()
@@ -185,8 +216,33 @@ def main(argv: Sequence[str]) -> int:
         )
         return EXIT_NOT_STARTED
     finally:
+        end_orphans()
+        if ranks.code:
+            remove_sessions()
         if directory is not None:
             directory.remove()
+
+
+def end_orphans() -> None:
+    """End what ranks have left. A template process that tidies up after its raylet has its time for that."""
+    deadline = time.monotonic() + _ORPHANS_TIMEOUT
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            for pid, name in children():
+                if name != TEMPLATE_NAME or time.monotonic() >= deadline:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+            time.sleep(_ORPHANS_INTERVAL)
+
+
+def remove_sessions() -> None:
+    """Remove session directories of raylets that were killed before anything else could."""
+    with contextlib.suppress(ImportError):  # in a program of its own, which has no packages
+        from hpcray.platform.session_directory import remove_dead_sessions
+
+        remove_dead_sessions(os.environ)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from hpcray.launch.local_ranks import fork, local_arguments
+from hpcray.launch.local_ranks import end_orphans, fork, local_arguments, remove_sessions
 from hpcray.platform.console import CONSOLE_VARIABLE, ConsoleOffer, ExitFile
 from hpcray.platform.console import EXIT_FILE_VARIABLE as EXIT_FILE
 from hpcray.platform.mpi_directory import MpiDirectory, mpirun_settings, remove_abandoned
-from hpcray.platform.process_tree import die_with_parent
+from hpcray.platform.process_control import become_subreaper, die_with_parent
 
 # The signal that the rank with the program (0 as a rule) gets for a signal to this process.
 _FORWARDED = {
@@ -119,6 +119,7 @@ class _LauncherRun:
         environ = {**os.environ, CONSOLE_VARIABLE: self._offer.name}
         local = local_arguments(line)
         if local is not None:
+            become_subreaper()  # should it be killed, its ranks are this process's to wait for
             self._launcher = _ForkedLauncher(local, environ, end_with_parent)
             return
         self._launcher = subprocess.Popen(
@@ -205,7 +206,9 @@ class _LauncherRun:
 
     def _code(self, status: int) -> int:
         if status < 0 and isinstance(self._launcher, _ForkedLauncher):
+            end_orphans()
             remove_abandoned()
+            remove_sessions()
         if self._files is not None:
             self._files.remove()
         code = 128 - status if status < 0 else status

@@ -40,7 +40,8 @@ from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
 from hpcray.platform.mpi_directory import MpiDirectory, memory_settings
 from hpcray.platform.private_files import open_private_file, write_private_file
-from hpcray.platform.process_tree import become_subreaper, descendants, kill_descendants, set_process_name
+from hpcray.platform.process_control import become_subreaper, set_process_name
+from hpcray.platform.process_tree import descendants, kill_descendants
 from hpcray.platform.sockets import node_ip_address
 from hpcray.transport.startup import import_mpi, unlink_shared_memory, without_network
 

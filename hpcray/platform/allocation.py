@@ -145,6 +145,7 @@ def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            errors="replace",
             timeout=timeout,
             check=False,
             env=dict(environ),

@@ -42,15 +42,9 @@ from hpcray.platform.launcher_environment import LauncherDirectory, strip_launch
 from hpcray.platform.mpi_directory import remove_abandoned
 from hpcray.platform.numa_binding import bind_worker, limit_loaded_libraries_to_one_thread
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.process_tree import (
-    ProcessIdentity,
-    become_subreaper,
-    close_other_fds,
-    die_with_parent,
-    kill_descendants,
-    set_process_name,
-)
-from hpcray.platform.session_directory import remove_session_directory, share_session_lock
+from hpcray.platform.process_control import TEMPLATE_NAME, become_subreaper, die_with_parent, set_process_name
+from hpcray.platform.process_tree import ProcessIdentity, close_other_fds, kill_descendants
+from hpcray.platform.session_directory import NODE_SESSION, remove_session_directory, share_session_lock
 
 # ------------------------------------------------------------ environment reads
 # The environment variables that modules read while the fork server imports them.
@@ -154,7 +148,8 @@ def run_fork_server(
         close_other_fds({arena_fd, lock_fd, sock.fileno()})
         cleaning = _NodeCleaning(session_dir, lock_fd)
         os.setsid()
-        set_process_name("hpcray-template")
+        set_process_name(TEMPLATE_NAME)
+        os.environ[NODE_SESSION] = session_dir
         null = os.open(os.devnull, os.O_RDONLY)
         os.dup2(null, 0)
         os.close(null)

@@ -18,12 +18,11 @@ from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
 from hpcray.common.rank_variables import LAUNCHER_PREFIXES
-from hpcray.platform.mpi_directory import is_mpi_directory, remove_if_abandoned, set_in
+from hpcray.platform.mpi_directory import LAUNCHER_DIRECTORY, is_mpi_directory, remove_if_abandoned, set_in
 from hpcray.platform.numa_binding import UCX_NET_DEVICES
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, OWN_SESSION, SessionInfo, read_session
 
-_DIRECTORY = "PMIX_SERVER_TMPDIR"
 _OF_ONE_PROCESS = re.compile(r"(?:ompi|prte|prterun)\.([1-9]\d*)")
 
 # Open MPI from PyPI under srun. mpirun finds the library's files by itself, srun does not; Slurm's PMIx offers a munge
@@ -43,6 +42,7 @@ _OF_JOB = (
     "SUBMITIT_",
     "HPCRAY_ADDRESS",
     "HPCRAY_SESSION",
+    "HPCRAY_NODE_SESSION",
     "HPCRAY_NAMESPACE",
     "HPCRAY_CONSOLE",
 )
@@ -139,7 +139,7 @@ class LauncherDirectory(Struct, frozen=True):
     @classmethod
     def find(cls, environ: Mapping[str, str]) -> LauncherDirectory | None:
         """The directory that the environment names; None if its owner is not certain."""
-        path = environ.get(_DIRECTORY, "")
+        path = environ.get(LAUNCHER_DIRECTORY, "")
         if is_mpi_directory(path):
             return cls(path, 0, 0)
         found = _OF_ONE_PROCESS.fullmatch(os.path.basename(path))

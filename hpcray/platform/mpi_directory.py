@@ -20,6 +20,9 @@ _OF_OPEN_MPI = tuple(
 """Settings with the directory of segments for messages (of Open MPI 5 and 4) and of windows."""
 _OF_MPIRUN = ("PRTE_MCA_prte_tmpdir_base", "OMPI_MCA_orte_tmpdir_base")
 """Settings with the directory above that of its session, of Open MPI 5 and 4."""
+LAUNCHER_DIRECTORY = "PMIX_SERVER_TMPDIR"
+"""Variable with the directory of the launcher, of Open MPI's and of ours."""
+_UP = "up"
 _MEMORY = "/dev/shm"
 _RANDOM = 8  # bytes
 
@@ -54,12 +57,25 @@ class MpiDirectory:
             if (fd := _lock(path)) is not None:
                 return cls(path, fd)
 
+    @property
+    def is_marked_up(self) -> bool:
+        """True if rank 0 has said that all ranks are up."""
+        return os.path.lexists(os.path.join(self.path, _UP))
+
     def remove(self) -> None:
         """Remove the directory with all that is in it, and release the lock. May be called twice."""
         if self._fd >= 0:
             _remove_tree(self.path)
             os.close(self._fd)
             self._fd = -1
+
+
+def mark_up(environ: Mapping[str, str]) -> None:
+    """Report to `hpcray.launch.local_ranks`, if that has started this rank, that all ranks are up."""
+    path = environ.get(LAUNCHER_DIRECTORY, "")
+    if is_mpi_directory(path):
+        with contextlib.suppress(OSError):
+            os.close(os.open(os.path.join(path, _UP), os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
 
 
 def memory_settings(path: str, environ: Mapping[str, str], installation: str = "") -> dict[str, str]:

@@ -8,7 +8,6 @@ start time of a process from the wall clock, which may be set between two looks.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -98,6 +97,19 @@ def kill_descendants(root: int, spared: Collection[int] = ()) -> int:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     return len(found)
+
+
+def end_processes_with(variable: str, texts: Collection[str]) -> None:
+    """SIGKILL the processes of this user that were started with one of these texts in a variable."""
+    wanted = {f"{variable}={text}".encode() for text in texts}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if os.stat(f"/proc/{name}").st_uid != os.geteuid():
+                    continue
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if not wanted.isdisjoint(file.read().split(b"\0")):
+                        os.kill(int(name), signal.SIGKILL)
 
 
 def reap_orphans(others: Collection[int]) -> None:
@@ -272,45 +284,3 @@ class PrestartedThread:
     def _run(self) -> None:
         self._gate.acquire()
         self._target()
-
-
-# ------------------------------------------------------------ process control
-# Attributes that a process sets for itself in the kernel: its name, its end with its parent, which orphans it adopts.
-#
-# Few modules are loaded for it: `hpcray.launch.local_ranks` starts with this one.
-
-
-LAUNCHER_NAME = "hpcray-ranks"
-"""Name of the process that `hpcray-launch` starts the ranks of one host with."""
-_PR_SET_PDEATHSIG = 1
-_PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
-def set_process_name(name: str) -> None:
-    """Set the name that `ps -o comm` shows for this process; the kernel keeps 15 bytes of it."""
-    _prctl(_PR_SET_NAME, name.encode()[:15])
-
-
-def become_subreaper() -> None:
-    """Make this process, instead of init, the parent of descendants whose own parent dies."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process a signal when its parent dies.
-
-    Args:
-        parent: pid of the parent; if that process is gone already, the signal is sent at once.
-        number: the signal.
-    """
-    _prctl(_PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:
-        os.kill(os.getpid(), number)
-
-
-def _prctl(option: int, value: int | bytes) -> None:
-    if _libc.prctl(option, value if isinstance(value, bytes) else ctypes.c_ulong(value), 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl({option}): {os.strerror(number)}")

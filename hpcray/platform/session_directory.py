@@ -41,6 +41,7 @@ from hpcray.platform.private_files import (
     read_private_file,
     write_private_file,
 )
+from hpcray.platform.process_tree import end_processes_with
 
 ADDRESS = "HPCRAY_ADDRESS"
 """Variable with the session directory of a node of the job that `init()` joins; the programs of a launcher have it, and
@@ -50,6 +51,9 @@ OWN_SESSION = "HPCRAY_SESSION"
 Commands that they start look there, and so does `init()` of their children, which joins the job of its parent."""
 OWN_NAMESPACE = "HPCRAY_NAMESPACE"
 """Variable with the namespace of that program or worker, which children that join without an address have too."""
+NODE_SESSION = "HPCRAY_NODE_SESSION"
+"""Variable with the session directory of the node, in workers and what they start: if the node is killed with its fork
+server, who removes the directory finds by it what has to end too."""
 RAYLET_SOCKET = "r.s"
 _TMPDIR = "HPCRAY_TMPDIR"
 _SYSTEM_TMP = "/tmp"
@@ -312,6 +316,16 @@ def remove_session_directory(path: str) -> None:
             os.close(fd)
 
 
+def remove_dead_sessions(environ: Mapping[str, str]) -> None:
+    """Remove the session directories of nodes that were killed with all that could remove them, as the next start of a
+    node would, and end what their workers have started."""
+    root = session_root(environ)
+    if _is_private(root, follow=False):
+        with contextlib.suppress(OSError, SessionError), _locked_root(root):
+            _sweep(root)
+            os.rmdir(root)
+
+
 def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]:
     """The ready nodes of this user on this machine; the job started last comes first, in it the lowest node."""
     environ = os.environ if environ is None else environ
@@ -433,9 +447,11 @@ def _is_same_file(fd: int, path: str) -> bool:
 
 def _sweep(root: str) -> None:
     """Remove the directories of dead nodes. The caller holds the lock of the root."""
-    for path in _sessions(root):
-        if not _is_live(path):
-            shutil.rmtree(path, ignore_errors=True)
+    dead = [path for path in _sessions(root) if not _is_live(path)]
+    if dead:
+        end_processes_with(NODE_SESSION, dead)
+    for path in dead:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _sessions(root: str) -> list[str]:

@@ -24,7 +24,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.platform.process_tree import forward_signals
 from hpcray.platform.resource_limits import open_standard_descriptors
 from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
-from hpcray.platform.session_directory import ADDRESS, read_session
+from hpcray.platform.session_directory import ADDRESS, read_session, remove_dead_sessions
 from hpcray.protocol.messages import ATTACHED, DRIVER
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.run_info import RayletReady, drain_signals
@@ -130,6 +130,8 @@ class NodeChild:
         if code is None:
             self._child.kill()
             code = self._child.wait()
+        if code < 0:
+            remove_dead_sessions(os.environ)  # its fork server may have been killed too
         return code
 
     def _wait_ready(self, fd: int, timeout: float) -> str:
@@ -147,6 +149,7 @@ class NodeChild:
             report += more
         if not report:
             code = self._child.wait()
+            remove_dead_sessions(os.environ)
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             raise StartupError(f"the raylet process ended before it was ready ({how}); its error output tells why")
         ready = msgspec.json.decode(report, type=RayletReady)

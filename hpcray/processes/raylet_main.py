@@ -15,11 +15,11 @@ import msgspec
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.fork_server import WorkerCode
-from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.process_control import set_process_name
 from hpcray.platform.sockets import close_listeners
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
-from hpcray.runtime.node.raylet_signals import ended_by_sigterm, outlive_user_signals
+from hpcray.runtime.node.raylet_signals import ended_by_sigterm, leaving_at_sigterm, outlive_user_signals
 from hpcray.runtime.node.run_info import RayletReady
 from hpcray.runtime.node.slurm_job import reported_by_launcher
 from hpcray.transport.startup import Launch, pmi_offered, read_launch
@@ -53,7 +53,8 @@ def run_node(
     if options.distributed and not options.join:
         _check_driver_rank(options.settings(), launch)
     try:
-        node = PreparedNode.prepare(options, launch, load_worker)
+        with leaving_at_sigterm():
+            node = PreparedNode.prepare(options, launch, load_worker)
     except StartupError as error:
         raise reported_by_launcher(error, launch) from None
     try:
@@ -140,6 +141,8 @@ def main() -> NoReturn:
         report(RayletReady(error=str(error), reported_by_rank0=error.reported_by == "rank0"))
     except ValueError as error:
         report(RayletReady(error=str(error)))
+    except SystemExit as leaving:
+        code = int(leaving.code or 0)
     except BaseException:
         report(RayletReady(error=traceback.format_exc()))
         traceback.print_exc()

@@ -18,7 +18,8 @@ from hpcray.diagnostics.introspection import ObjectInventory
 from hpcray.platform.accelerators import restore_device_visibility
 from hpcray.platform.launcher_environment import JobVariables
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
-from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first, set_process_name
+from hpcray.platform.process_control import set_process_name
+from hpcray.platform.process_tree import PrestartedThread, let_kernel_kill_first
 from hpcray.platform.stacks import enable_stack_dump
 from hpcray.processes.features import FEATURES
 from hpcray.runtime.core_worker.core_worker import connect, current

@@ -177,7 +177,8 @@ def _job_here(allocation: str, environ: Mapping[str, str]) -> tuple[str, Sequenc
     try:
         said = subprocess.run(
             ["squeue", "--noheader", "--states=RUNNING", "--format=%A %N", *which],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT, check=True,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT,
+            check=True,
         )  # fmt: skip
         ((job, names),) = [line.split() for line in said.stdout.splitlines()]
         return job, expand_nodes(names)

@@ -17,7 +17,8 @@ import msgspec
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import strip_launcher_variables
-from hpcray.platform.process_tree import ProcessIdentity, set_process_name
+from hpcray.platform.process_control import set_process_name
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import NodeChild

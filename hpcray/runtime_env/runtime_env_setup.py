@@ -500,6 +500,7 @@ def _run(
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            errors="replace",
             cwd=directory or None, env={**os.environ, **(variables or {})},
         )  # fmt: skip
     except OSError as error:

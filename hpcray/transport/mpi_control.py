@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpcray.common.memory import BufferPool
 from hpcray.transport.base import FOREVER, Backoff, PeerLost, Received, TransportError
-from hpcray.transport.startup import leave_pmix
+from hpcray.transport.startup import finalize_mpi, leave_pmix
 from hpcray.transport.ucx_engine import UcxEngine
 
 if TYPE_CHECKING:
@@ -294,7 +294,7 @@ class MpiControl:
         if abort:
             leave_pmix()
         else:
-            self._mpi.Finalize()
+            finalize_mpi(self._mpi)
 
 
 def acknowledge(module: Any, comm: mpi.Intracomm, error: mpi.Exception) -> list[int]:

@@ -20,6 +20,7 @@ from hpcray.transport.startup import (
     check_import_order,
     check_protocol,
     check_shared_memory,
+    finalize_mpi,
     import_mpi,
     library,
     read_launch,
@@ -92,7 +93,7 @@ def open_mpi_world(config: Config, secret: bytes, one_host: bool) -> MpiWorld:
                 "hint: do their hosts reach each other?"
             ) from None
         if launch.size > 1 and comm.Get_size() == 1:
-            module.Finalize()  # alone, it waits for nobody, and it removes Open MPI's session directory
+            finalize_mpi(module)  # alone, it waits for nobody, and it removes Open MPI's session directory
             require(
                 f"each of the {launch.size} ranks is alone in an MPI world of its own ({library(module)}); "
                 f"hint: {singleton_hint(launch)}",
@@ -104,7 +105,7 @@ def open_mpi_world(config: Config, secret: bytes, one_host: bool) -> MpiWorld:
         if config.require_rdma and lacks_rdma:
             if engine is not None:
                 engine.close()
-            module.Finalize()  # all ranks come here
+            finalize_mpi(module)  # all ranks come here
             require(lacks_rdma, launch, everywhere=True)
         data: DataPlane = UcxData(engine) if engine else MpiData(module, comm.Dup())
     _chosen.clear()

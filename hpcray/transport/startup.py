@@ -391,6 +391,17 @@ def library_name(text: str) -> str:
     return _OF_MPICH.sub(r"\1 \2", first)
 
 
+def finalize_mpi(module: Any) -> None:
+    """Call MPI_Finalize. Not `module.Finalize`: it holds the interpreter lock while MPI waits for the other ranks, and
+    no thread that limits this time could run."""
+    try:
+        finalize = ctypes.CDLL(module.__file__).MPI_Finalize
+    except AttributeError:
+        module.Finalize()
+    else:
+        finalize()
+
+
 def leave_pmix() -> None:
     """Report to the PMIx server of srun that this process ends on purpose, without the other ranks.
 

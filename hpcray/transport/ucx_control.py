@@ -89,6 +89,7 @@ class UcxControl:
         self._engine = engine
         self._key_of = key_of
         lib = engine.lib
+        engine.claim(_FRAME >> 60, _HANDSHAKE >> 60)
         self._ours = lib.UCXXTag(_FRAME & _EITHER)
         self._either = lib.UCXXTagMask(_EITHER)
         self._handshake_label = engine.label(_NOBODY, _NOBODY, 0)

@@ -42,6 +42,7 @@ class UcxData:
 
     def __init__(self, engine: UcxEngine) -> None:
         self.engine = self._engine = engine
+        engine.claim(_DATA >> 60)
         self._any_data = engine.lib.UCXXTag(_DATA)
         self._class_mask = engine.lib.UCXXTagMask(_CLASS)
         self._arena = memoryview(b"")

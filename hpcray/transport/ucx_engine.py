@@ -11,7 +11,8 @@ so that the peer gives up its end of the old link too: what either has sent over
 the last one. A peer whose links go on failing is reported as dead.
 
 UCX takes messages from whoever speaks its protocol. What is matched here carries, in its tag, a number that only the
-job can know (`UcxEngine.label`): a stranger's bell or object is never matched. See docs/security.md for what remains.
+job can know (`UcxEngine.label`): a stranger's bell or object is never matched. What nothing here receives is received
+into one byte (`_Strays`), or UCX would keep it. See docs/security.md for what remains.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +36,8 @@ from hpcray.common.keyed_hash import blake2b
 from hpcray.transport.base import TransportError
 
 _BELL = 1 << 60
+_CLASSES, _CLASS_SHIFT = 16, 60
+_STRAYS_AT_ONCE = 1000
 _WHOLE_TAG = (1 << 64) - 1
 _LABEL_MASK = (1 << 60) - 1
 _LABEL = struct.Struct("<HHQ")
@@ -148,6 +151,46 @@ def _other_threads_sleep() -> bool:
     return True
 
 
+class _Strays:
+    """Messages of strangers that nothing receives: their tags are of no class that is in use, or no bell of this job.
+
+    Args:
+        engine: with the worker that they come to.
+        bell_tag: of this job's bells.
+    """
+
+    def __init__(self, engine: UcxEngine, bell_tag: Any) -> None:
+        lib = engine.lib
+        self._engine = engine
+        self._bell = bell_tag.value
+        self._any, self._no_bits = lib.UCXXTag(0), lib.UCXXTagMask(0)
+        self._class_bits = lib.UCXXTagMask((_CLASSES - 1) << _CLASS_SHIFT)
+        self._tags = {number: lib.UCXXTag(number << _CLASS_SHIFT) for number in range(_CLASSES)}
+        self._under_way: list[tuple[Any, Any]] = []
+
+    def leave(self, classes: Iterable[int]) -> None:
+        """Messages of these classes are received elsewhere."""
+        for number in classes:
+            self._tags.pop(number, None)
+
+    def discard(self) -> bool:
+        """Receive what has come into one byte each. Returns whether there may be more."""
+        probe = self._engine.worker.tag_probe
+        self._under_way = [one for one in self._under_way if not one[0].completed]
+        if not probe(self._any, self._no_bits, False).matched:
+            return False
+        room = _STRAYS_AT_ONCE
+        for tag in self._tags.values():
+            while room:
+                found = probe(tag, self._class_bits, False)
+                if not found.matched or found.sender_tag.value == self._bell:  # that one is heard in a moment
+                    break
+                buffer = self._engine.array(bytearray(1))
+                self._under_way.append((self._engine.take(found, buffer), buffer))
+                room -= 1
+        return not room
+
+
 class UcxEngine:
     """UCX context, worker and endpoints. Carries the doorbell; `UcxData` adds the objects.
 
@@ -209,6 +252,7 @@ class UcxEngine:
         self._heard_buffer = bytearray(_BELL_BODY.size)
         self._heard_array = self.array(self._heard_buffer)
         self._bell = self._post_bell()
+        self._strays = _Strays(self, self._bell_tag)
 
     def label(self, source: int, dest: int, number: int) -> int:
         """60 bits that stand for a transfer in its UCX tag; who does not know the job's secret cannot guess them.
@@ -305,7 +349,7 @@ class UcxEngine:
         """Peers that UCX newly found dead, each once. Broken links to the others are made anew."""
         now = time.monotonic()
         if now >= self._next_check:
-            self._next_check = now + _CHECK_PERIOD
+            self._next_check = now if self._strays.discard() else now + _CHECK_PERIOD
             self._reap_rings()  # a loop that never sleeps does not call `heard`
             for node, endpoint in list(self._endpoints.items()):
                 if not endpoint.alive:
@@ -378,6 +422,10 @@ class UcxEngine:
         self.ring(node, _NEW_LINK | self._links_made[node])
         if node in self._endpoints and (count := self.sent_count(node)):
             self.ring(node, count)
+
+    def claim(self, *classes: int) -> None:
+        """Messages whose tags are of these classes (their upper four bits) are received by others than this object."""
+        self._strays.leave(classes)
 
     def progress(self) -> bool:
         """Let UCX work until nothing moves, or for a millisecond: control messages must not wait behind an object.

@@ -98,7 +98,7 @@ ATTRIBUTES = {
     "SpillManager": 32,
     "TaskExecutor": 31,
     "TaskState": 28,
-    "UcxEngine": 35,
+    "UcxEngine": 36,
 }
 """Classes with more than 25 attributes."""
 
@@ -127,37 +127,37 @@ LINES_OF_CODE = {
     "common": 1559,
     "compat": 3192,
     "core": 12724,
-    "dashboard": 1674,
+    "dashboard": 1675,
     "diagnostics": 2827,
     "durable": 2378,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 1114,
-    "history": 1447,
+    "history": 1453,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 39603,
-    "launch": 1016,
+    "kernel": 39725,
+    "launch": 1067,
     "mpi": 564,
     "notebooks": 117,
-    "platform": 5666,
-    "processes": 498,
+    "platform": 5708,
+    "processes": 505,
     "progress_bars": 216,
     "protocol": 1494,
     "ray_api": 484,
-    "ray_start": 1813,
-    "runtime": 13076,
+    "ray_start": 1821,
+    "runtime": 13118,
     "runtime_env": 1137,
     "state": 3888,
     "tensors": 3321,
-    "top": 773,
+    "top": 776,
     "topology": 322,
-    "transport": 1874,
+    "transport": 1916,
     "util": 3563,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 479,
+    "whole": 480,
 }
 """Files of the package, those of compat/standin left out."""

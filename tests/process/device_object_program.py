@@ -28,7 +28,8 @@ import torch
 import hpcray as ray
 from hpcray.actor import exit_actor
 from hpcray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayError
-from hpcray.platform.process_tree import become_subreaper, descendants
+from hpcray.platform.process_control import become_subreaper
+from hpcray.platform.process_tree import descendants
 from hpcray.platform.session_directory import live_sessions
 from hpcray.tensors.device_memory import find_driver
 

@@ -8,6 +8,7 @@ import pickle
 import socket
 import stat
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -357,6 +358,69 @@ while not data.progress() and time.monotonic() < end:
 print("sent", flush=True)
 sys.stdin.read()
 """
+
+
+UCX_FLOOD = """\
+import os, sys, time
+from hpcray.transport.ucx_engine import UcxEngine
+from hpcray.transport.ucx_data import UcxData
+engine = UcxEngine(1, os.urandom(32))
+data = UcxData(engine)
+data.connect(0, bytes.fromhex(sys.argv[1]), True)
+array = engine.array(bytearray(8000))
+sent = []
+for number in range(1000):
+    for kind in (0, 1, 2, 6, 9, 15):
+        sent.append(engine.endpoint(0).tag_send(array, engine.lib.UCXXTag(kind << 60 | 5)))
+    for _ in range(100):
+        engine.progress()
+end = time.monotonic() + 30
+while time.monotonic() < end and not all(one.completed for one in sent):
+    engine.progress()
+print("sent", sum(one.completed for one in sent), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_ucx_keeps_no_messages_of_strangers(stranger: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They cost memory for as long as the job lasted, if their tags were of no class that hpcray receives."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    try:
+        from hpcray.transport.ucx_data import UcxData
+        from hpcray.transport.ucx_engine import UcxEngine
+
+        engine = UcxEngine(0, bytes(32))
+    except Exception as error:
+        pytest.skip(f"no UCX: {error}")
+    data = UcxData(engine)
+    arena = bytearray(100)
+    data.register(memoryview(arena))
+    load = ("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii")
+    before = resident()
+    child = as_stranger(UCX_FLOOD, engine.address().hex(), load=load)
+    assert child.stdout is not None
+    os.set_blocking(child.stdout.fileno(), False)
+    said, deadline = b"", time.monotonic() + 60
+    while b"\n" not in said and time.monotonic() < deadline:
+        data.progress()
+        engine.heard()
+        engine.failed()
+        with contextlib.suppress(BlockingIOError):
+            said += os.read(child.stdout.fileno(), 1000)
+    for _ in range(100):
+        data.progress()
+        engine.heard()
+        engine.failed()
+        time.sleep(0.005)
+    assert said == b"sent 6000\n"
+    probe, lib = engine.worker.tag_probe, engine.lib
+    assert not probe(lib.UCXXTag(0), lib.UCXXTagMask(0), False).matched, "nothing is left of them"
+    assert resident() - before < 20 << 20, "of 48 MB"
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, monkeypatch: pytest.MonkeyPatch) -> None:

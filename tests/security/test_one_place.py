@@ -13,6 +13,7 @@ ALLOWED = {
     "compat/cluster_utils.py": "a directory with a random name (mkdtemp), and what is in it",
     "compat/libraries.py": "installs Ray's libraries where the user says",
     "compat/names/utils.py": "Ray's helpers: paths that the caller names",
+    "cli/history.py": "a report and a timeline where the user says",
     "cli/profile.py": "a report where the user says",
     "graphs/py_obj_scanner.py": "unpickles from memory what it has pickled",
     "platform/mpi_directory.py": "a directory with a random name, 0700, which mkdir makes anew",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ import hpcray as ray
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
-from hpcray.platform.session_directory import keep_logs, node_logs
+from hpcray.platform.session_directory import SessionDirectory, SessionError, keep_logs, node_logs
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.node.run_info import checkpoint_directory
 from hpcray.state.node_metrics import _write as write_metrics_file
@@ -293,3 +294,25 @@ def test_modules_in_the_working_directory_are_not_imported_by_what_hpcray_starts
         path = json.loads(job.wait().out)
     assert found["ranks"][0] == found["one"][0] == path, "the program's path is the plain one"
     assert str(elsewhere) in found["ranks"][1] and str(theirs) not in found["ranks"][1]
+
+
+def test_a_session_directory_that_was_removed_is_not_made_in_a_place_of_another_user(shared: Path) -> None:
+    """A cleaner of temporary files has been there, and then somebody else."""
+    session = SessionDirectory.create({"HPCRAY_TMPDIR": str(shared)})
+    root = Path(session.path).parent
+    shutil.rmtree(root)
+    root.mkdir()
+    os.chown(root, UID, UID)
+    root.chmod(0o777)
+    assert session.missing() == [session.path]
+    with pytest.raises(SessionError, match=f"{root} belongs to uid {UID}"):
+        session.restore()
+    assert list(root.iterdir()) == []
+    root.rmdir()
+    root.symlink_to(shared / "elsewhere")
+    with pytest.raises(SessionError, match="cannot use"):
+        session.restore()
+    root.unlink()
+    session.restore()
+    assert session.missing() == [f"{session.path}/r.s"], "the raylet makes that"
+    session.remove()

@@ -173,3 +173,10 @@ def test_a_process_of_the_user_does_not_take_itself_for_a_rank() -> None:
         strip_launcher_variables(left)
         assert read_launch(left) == Launch()
         assert set(left) <= {"FLUX_JOB_SIZE", "FLUX_JOB_NNODES", "FLUX_JOB_ID"}
+
+
+def test_ranks_of_one_host_are_started_without_any_package() -> None:
+    """`python -E -S` does not search the paths of packages."""
+    program = ROOT / "hpcray" / "launch" / "local_ranks.py"
+    ended = subprocess.run([sys.executable, "-E", "-S", program], capture_output=True, text=True, timeout=30)
+    assert "not enough values to unpack" in ended.stderr, ended.stderr

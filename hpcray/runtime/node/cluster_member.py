@@ -300,7 +300,7 @@ class ClusterMember:
                 self._router.send(HEAD, m.PeerFailed(self._raylet.node, reason))  # the others can go on
                 self.broken = True
             else:
-                self.failure = text
+                self.failure, self.broken = text, self.broken or not self.came_up  # MPI_Finalize may wait for others
                 self.end_job(1)
         self._shutdown.template_gone()
 

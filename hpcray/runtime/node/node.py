@@ -27,7 +27,7 @@ from hpcray.platform.console import ExitReport, silenced_output, write_exit_repo
 from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
-from hpcray.platform.mpi_directory import private_memory
+from hpcray.platform.mpi_directory import mark_up, private_memory
 from hpcray.platform.numa_binding import original_affinity
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
@@ -370,6 +370,8 @@ class _NodeServer:
 
     def _up(self) -> None:
         node = self._node
+        if node.launch.rank == 0:
+            mark_up(os.environ)
         if node.token is not None or self._driver_rank == NO_NODE:
             self._cluster.departure.await_end(node.run.drain_at)
         if node.options.driver and self._rank == self._driver_rank:

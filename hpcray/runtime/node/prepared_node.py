@@ -23,7 +23,7 @@ from hpcray.platform.fork_server import ForkServerClient, WorkerCode, start_fork
 from hpcray.platform.gpu_visibility import node_gpus
 from hpcray.platform.numa_binding import RankPlan
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.platform.process_tree import become_subreaper
+from hpcray.platform.process_control import become_subreaper
 from hpcray.platform.session_directory import SessionDirectory
 from hpcray.platform.sockets import NODE_ADDRESS
 from hpcray.platform.spill_files import spill_directory

@@ -110,6 +110,24 @@ _MAY_BE_IGNORED = USER_SIGNALS | {signal.SIGHUP}
 
 
 @contextmanager
+def leaving_at_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM raises SystemExit(143), so that what was made is removed. For a start that Python code does."""
+    watched = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def leave(number: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if watched:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if watched and signal.getsignal(signal.SIGTERM) is leave:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextmanager
 def ended_by_sigterm(tidy_up: Callable[[], object]) -> Iterator[None]:
     """Inside, SIGTERM ends this process after `tidy_up()`, with exit code 143; from a thread, since the main thread may
     be inside of MPI, where Python handles no signal.

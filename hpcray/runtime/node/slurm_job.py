@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.allocation import job_to_ask
-from hpcray.platform.process_tree import LAUNCHER_NAME
+from hpcray.platform.process_control import LAUNCHER_NAME
 from hpcray.transport.startup import Launch
 
 if TYPE_CHECKING:  # the end of a step is told before the template of workers is forked
@@ -70,6 +70,7 @@ def _scontrol(*command: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
+        errors="replace",
         timeout=_SCONTROL_TIME,
         check=True,
     ).stdout
