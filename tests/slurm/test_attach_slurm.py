@@ -152,3 +152,72 @@ def _is_bridge(pid: int) -> bool:
     command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     return b"--unbuffered" in command and b"attach" in Path(f"/proc/{parent}/comm").read_bytes()
+
+
+ENDING = """\
+import sys, time
+import hpcray as ray
+
+ray.init(sys.argv[1])
+print("ready", flush=True)
+try:
+    ray.get(ray.remote(num_cpus=0.1)(time.sleep).remote(600))
+except ray.exceptions.RayError as error:
+    print("error", type(error).__name__, flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_end_of_the_job_by_its_time_limit_is_one_error(slurm: Slurm) -> None:
+    hold = [*SRUN, "-N2", "python", "-m", "hpcray", "-m", "hpcray.job_submission"]
+    script = slurm.write(ENDING)
+    with slurm.start("salloc", "-N2", "-J", "holder", *hold) as holder:
+        while not (line := holder.line()).startswith("ready for jobs: "):
+            assert line or holder.wait().code == 0, line
+        job = slurm.said("squeue", "-h", "-n", "holder", "-o", "%A")
+        with slurm.start("python", script, f"slurm://{job}") as driver:
+            assert driver.line() == "ready", driver.wait()
+            slurm.said("scontrol", "update", f"jobid={job}", "timelimit=0:00:01")
+            ended = driver.wait(200)
+        holder.wait()
+    assert ended.code == 0 and ended.out.startswith("error"), ended.out + ended.err
+    slurm.wait(lambda: not slurm.said("squeue", "-h", "-n", "holder"), "the end of the job")
+    slurm.check()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_death_of_the_bridges_node_is_one_error_and_another_node_takes_drivers(slurm: Slurm) -> None:
+    hold = [*SRUN, "-N3", "--no-kill", "python", "-m", "hpcray", "-m", "hpcray.job_submission"]
+    on_n2 = """\
+import os
+from hpcray.attach.carrier import JobPlace
+from hpcray.attach.client import attach_to
+"""
+    there = ENDING.replace("sys.argv[1]", 'attach_to(JobPlace(sys.argv[1], job=sys.argv[2], node="n2"), os.environ)')
+    script = slurm.write(on_n2 + there)
+    again = slurm.write(f"import sys, hpcray as ray\nray.init(sys.argv[1])\n{SEVEN}", "again.py")
+    try:
+        with slurm.start("salloc", "--no-kill", "-N3", "-w", "n1,n2,n3", "-J", "holder", *hold) as holder:
+            while not (line := holder.line()).startswith("ready for jobs: "):
+                assert line or holder.wait().code == 0, line
+            job = slurm.said("squeue", "-h", "-n", "holder", "-o", "%A")
+            with slurm.start("python", script, f"slurm://{job}", job) as driver:
+                assert driver.line() == "ready", driver.wait()
+                slurm.cluster.crash("n2", silent=True)
+                ended = driver.wait(200)
+            assert ended.code == 0 and ended.out.startswith("error"), ended.out + ended.err
+            assert "has died" in ended.err, ended.err
+            after = slurm.run("python", again, f"slurm://{job}")
+            assert after.out == "7\n", after.out + after.err
+            slurm.said("scancel", job)
+            holder.wait()
+    finally:
+        slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=crashed")
+        slurm.wait(lambda: not slurm.said("squeue", "-h"), "the end of the job")
+        slurm.cluster.boot("n2")
+        slurm.cluster.wait_idle()
+    slurm.check()
+
+
+SEVEN = "print(ray.get(ray.remote(num_cpus=0.1)(lambda: 7).remote()))"
