@@ -40,7 +40,7 @@ AMENDMENTS = {
     "ray.serve.scripts": "hpcray.compat.serve:scripts",
     "ray.serve.schema": "hpcray.compat.serve:schema",
     "ray.train.torch.config": "hpcray.compat.train_network:torch_config",
-    "ray.tune.tune": "hpcray.compat.tune_drain:tune",
+    "ray.tune.tune": "hpcray.compat.train_network:tune",
 }
 """By module of Ray: a function that gets the module, once it has been executed."""
 

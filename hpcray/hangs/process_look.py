@@ -16,8 +16,8 @@ from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
+from hpcray.hangs.kernel_waits import kernel_wait
 from hpcray.hangs.messages import CallLook, ProcessLook, ThreadLook, WaitLook
-from hpcray.platform.kernel_waits import kernel_wait
 from hpcray.platform.stacks import frames_of, is_users, part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current

@@ -120,41 +120,39 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3101,
+    "api": 3100,
     "autoscaler": 856,
     "cli": 3176,
     "common": 1500,
-    "compat": 3062,
+    "compat": 3058,
     "core": 12549,
     "dashboard": 1668,
     "diagnostics": 2559,
     "experimental": 552,
     "graphs": 2159,
-    "hangs": 596,
+    "hangs": 677,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38720,
+    "kernel": 38436,
     "launch": 1008,
     "mpi": 561,
-    "notebooks": 117,
-    "platform": 5404,
+    "platform": 4931,
     "processes": 439,
-    "progress_bars": 216,
     "protocol": 1491,
     "ray_api": 493,
-    "ray_start": 1656,
-    "runtime": 12894,
+    "ray_start": 1723,
+    "runtime": 12982,
     "history": 1347,
     "runtime_env": 1131,
-    "state": 3888,
+    "state": 3998,
     "tensors": 3321,
-    "top": 767,
+    "top": 1167,
     "transport": 1874,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 447,
+    "whole": 435,
 }
 """Files of the package, those of compat/standin left out."""

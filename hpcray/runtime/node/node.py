@@ -19,12 +19,11 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import NO_NODE, HeadFailureDetector, NodeManager
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
-from hpcray.platform.accelerators import accelerator_resources
+from hpcray.platform.accelerators import accelerator_resources, gpu_type
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import silenced_output, write_exit_code
-from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
 from hpcray.platform.mpi_directory import private_memory
@@ -37,6 +36,7 @@ from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol.messages import NodeInfo
 from hpcray.runtime.node.child_process import ChildProcess, DriverChild, export_metrics, show_progress
 from hpcray.runtime.node.cluster_member import ClusterMember
+from hpcray.runtime.node.head_failover import check_journal, open_journal
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.node_features import NodeFeatures, NodeParts
 from hpcray.runtime.node.node_transports import NodeTransports
@@ -45,7 +45,6 @@ from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
 from hpcray.runtime.node.raylet_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
 from hpcray.runtime.node.slurm_job import end_step, reported_by_launcher, requeue_job
-from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
