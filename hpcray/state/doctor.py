@@ -33,8 +33,8 @@ from hpcray.platform.config_files import (
     node_config,
 )
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.mpi_directory import find_library
 from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
-from hpcray.platform.pmix_library import find_library
 from hpcray.platform.python_lines import code_line
 from hpcray.platform.session_directory import session_root
 from hpcray.platform.spill_files import TmpDirectory, file_system_type, inspect_tmp_directory, tmp_directories
