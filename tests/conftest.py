@@ -69,8 +69,10 @@ def own_sessions() -> Iterator[None]:
         os.environ["HPCRAY_TMPDIR"] = directory
         os.environ["HPCRAY_START_DIR"] = f"{directory}/clusters"  # nor join a cluster that somebody's `ray start` made
         os.environ["HPCRAY_HISTORY_DIR"] = f"{directory}/history"  # nor leave histories in the home
+        os.environ["HPCRAY_DURABLE_DIR"] = f"{directory}/durable"  # nor find results that somebody has kept
         yield
-        del os.environ["HPCRAY_TMPDIR"], os.environ["HPCRAY_START_DIR"], os.environ["HPCRAY_HISTORY_DIR"]
+        for name in ("TMPDIR", "START_DIR", "HISTORY_DIR", "DURABLE_DIR"):
+            del os.environ[f"HPCRAY_{name}"]
 
 
 @pytest.fixture

@@ -261,9 +261,18 @@ def _configured_extensions() -> str:
     return os.environ.get(_EXTENSIONS) or configured_environment(os.environ).get(_EXTENSIONS, "")
 
 
+def _durable_problem(value: Any) -> str | None:
+    if value:
+        from hpcray.durable import read_durable  # few programs keep results
+
+        read_durable(value)
+    return None
+
+
 TASK_RULES: Mapping[str, Rule] = {
     **_COMMON,
     "_expected_time": _seconds("_expected_time"),  # hpcray's own: seconds that its node should last
+    "durable": Rule(value_constraint=_durable_problem),  # hpcray's own: results outlive the job
     "max_calls": _count("max_calls", minimum=0, default=0),
     "max_retries": _count("max_retries", minimum=-1, default=3),
     "num_cpus": _amount("num_cpus", default=1),

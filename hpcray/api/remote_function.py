@@ -11,7 +11,7 @@ from hpcray.api.export import Arity, arity, check_size, describe, exported, full
 from hpcray.api.launch_hooks import task_hooks
 from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, transport_of, yields
 from hpcray.api.placement_group import with_placement
-from hpcray.api.runtime_env import with_runtime_env
+from hpcray.api.runtime_env import environment_of, with_runtime_env
 from hpcray.api.session import require_session
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor
 from hpcray.protocol.serialization import SerializationError
@@ -19,6 +19,7 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 if TYPE_CHECKING:
+    from hpcray.durable.durable_tasks import DurableFunction
     from hpcray.graphs.nodes import FunctionNode
     from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 
@@ -78,7 +79,8 @@ class RemoteFunction(Generic[P, R_co]):
             transport=transport_of(options.given.get("tensor_transport")),
             **stream_options(options.given),
         )
-        self._slow = self._extra.announced
+        self._durable: DurableFunction | None = None
+        self._slow = self._extra.announced or bool(options.given.get("durable"))
         functools.update_wrapper(cast(Any, self), function, updated=())
 
     if not TYPE_CHECKING:  # so that type checkers refuse the call
@@ -195,14 +197,36 @@ class RemoteFunction(Generic[P, R_co]):
         process = current.process
         if process is None or process is not self._bound:
             process = self._bind()
+            self._durable = None
         options, export = self._options, self._export
         export.arity.check(export.record.name, args, kwargs)
+        if options.given.get("durable"):
+            return self._submit_durably(process, args, kwargs)
         try:
             return process.submitter.submit_with(
                 self._extra, export.record, self._shape, self._num_returns, options.max_retries, args, kwargs,
             )  # fmt: skip
         except SerializationError as error:
             raise unserializable_argument(error, self._function_name) from error
+
+    def _submit_durably(self, process: CoreWorker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        from hpcray.durable import read_durable
+        from hpcray.durable.durable_tasks import DurableFunction, DurableTasks, KeptCallable
+
+        extension = DurableTasks.of(process)
+        given = {name: value for name, value in self._options.given.items() if name != "durable"}
+        if extension.io.off:
+            return RemoteFunction(self._function, TaskOptions(given), self._export).remote(*args, **kwargs)
+        if self._durable is None:
+            environment = environment_of(process, given.get("runtime_env"))
+
+            def make(kept: KeptCallable) -> RemoteFunction[..., Any]:
+                return RemoteFunction(kept, TaskOptions(given))
+
+            options = read_durable(self._options.given["durable"])
+            assert options is not None
+            self._durable = DurableFunction(extension, self._function, options, self._num_returns, environment, make)
+        return extension.submit(self._durable, args, kwargs)
 
     def unbind(self) -> None:
         """Resolve the placement again at the next call: this process now runs in another placement group."""

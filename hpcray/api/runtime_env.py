@@ -218,6 +218,13 @@ def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: 
     return msgspec.structs.replace(shape, env=tuple(sorted({**dict(shape.env), RUNTIME_ENV_VARIABLE: text}.items())))
 
 
+def environment_of(process: CoreWorker, env: Mapping[str, Any] | None) -> RuntimeEnv:
+    """Return the runtime_env of a task of this process as programs see it: packages by their content."""
+    job = process.job
+    variables = {**dict(job.env if job is not None else ()), **((env or {}).get("env_vars") or {})}
+    return public_runtime_env(runtime_envs_of(process).merged(env), variables)
+
+
 def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeEnv:
     """Convert fields to the RuntimeEnv that programs see, with packages as URIs."""
     found = dict(fields)

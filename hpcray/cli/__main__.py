@@ -20,6 +20,7 @@ from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
+from hpcray.cli.durable import durable
 from hpcray.cli.history import remove_history, report
 from hpcray.cli.job import job as job_group
 from hpcray.cli.job_list import job_rows
@@ -88,6 +89,7 @@ class _Commands(click.Group):
         config,
         dashboard,
         debug,
+        durable,
         job_group,
         profile,
         progress,

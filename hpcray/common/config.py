@@ -222,6 +222,12 @@ class Config:
         checkpoint_dir: where checkpoints go, on a file system that all nodes share; "": by the job's directory.
         journal_dir: a directory, of this job alone, from which its next run brings back names, detached actors and
             values; %j in it is the Slurm job's number. "": none is kept.
+        durable_dir: the directory of results that outlive their job, one for all jobs (`docs/how-to/durable.md`); "":
+            `$XDG_STATE_HOME/hpcray/durable`, or `~/.local/state/hpcray/durable`.
+        durable_verify: share of the results found there that is computed again all the same, to compare.
+        durable_size: size that this directory may reach; jobs that begin remove the oldest results. 0: any.
+        durable_timeout: where the directory has not answered for this long, the job goes on without it.
+        durable_dry_run: whether durable tasks whose results are not kept are left out, to count them.
         log_dir: a directory, %j in it is the Slurm job's number, where the log files of the workers of node 3 are in
             `node-3`, and stay; "": they are in the session directory, and go with it.
         history: whether each node writes what happens in the job to a file, for `hpcray jobs`, `why`, `summary` and
@@ -306,6 +312,11 @@ class Config:
     requeue: str = "auto"
     checkpoint_dir: str = ""
     journal_dir: str = ""
+    durable_dir: str = ""
+    durable_verify: Share = 0.0
+    durable_size: Bytes = 0
+    durable_timeout: Seconds = 10.0
+    durable_dry_run: bool = False
     log_dir: str = ""
     history: bool = True
     history_dir: str = ""

@@ -199,22 +199,26 @@ class Introspection:
 
     def on_introspect(self, src: bytes, msg: m.Introspect) -> None:
         """Answer a query (lock held)."""
+        try:
+            reply = self._reply(src, msg)
+        except Exception as error:  # what it looks at changes under it, user code's variables among them
+            reply = m.GcsReply(msg.req, False, f"{type(error).__name__}: {error}".encode())
+        if reply is not None:
+            self._process.engine.send(src, reply)
+
+    def _reply(self, src: bytes, msg: m.Introspect) -> m.GcsReply | None:
+        """The reply; None: it follows."""
         if msg.what == "debug":
             self._debug(src, msg)
-            return
+            return None
         if msg.what == "profiled":
             self._started_profiler().answer_later(src, msg.req, *msgspec.msgpack.decode(msg.args))
-            return
+            return None
         method = self._methods.get(msg.what)
         if method is None:
-            reply = m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
-        else:
-            args = msgspec.msgpack.decode(msg.args) if msg.args else []
-            try:
-                reply = m.GcsReply(msg.req, True, msgspec.msgpack.encode(method(*args)))
-            except Exception as error:  # what it looks at changes under it, user code's variables among them
-                reply = m.GcsReply(msg.req, False, f"{type(error).__name__}: {error}".encode())
-        self._process.engine.send(src, reply)
+            return m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
+        args = msgspec.msgpack.decode(msg.args) if msg.args else []
+        return m.GcsReply(msg.req, True, msgspec.msgpack.encode(method(*args)))
 
     def answer_locally(self, what: str, args: Any) -> Any:
         """Our own answer, as it would reach others (lock held)."""

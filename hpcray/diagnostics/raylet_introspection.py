@@ -27,6 +27,7 @@ log_tail   [lines]             what was written to last: `LogFiles.tail`
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -128,12 +129,20 @@ class RayletIntrospection:
             self._methods["log"] = CoreRecorders(parts).portion
 
     def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
-        """Send the reply, or schedule it."""
+        """Send the reply, or schedule it. A question that cannot be answered is no reason for this node to end."""
+        try:
+            self._answer(now, src, msg)
+        except Exception as error:
+            self._fail(src, msg, error)
+        return ()
+
+    def _answer(self, now: float, src: bytes, msg: m.Introspect) -> None:
         if msg.what == "os":
-            return self._describe_processes(now, src, msg)
+            self._describe_processes(now, src, msg)
+            return
         if msg.what == FIGURES:
             self.figures.on_ask(now, src, msg.req, msgspec.msgpack.decode(msg.args))
-            return ()
+            return
         method = self._methods.get(msg.what)
         if method is None:
             reply = m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
@@ -141,7 +150,12 @@ class RayletIntrospection:
             args = msgspec.msgpack.decode(msg.args) if msg.args else []
             reply = m.GcsReply(msg.req, True, msgspec.msgpack.encode(method(*args)))
         self._router.send(src, reply)
-        return ()
+
+    def _fail(self, src: bytes, msg: m.Introspect, error: Exception) -> None:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(last.filename)}:{last.lineno}"
+        text = f"node {self._node} cannot answer the question {msg.what!r}: {type(error).__name__}: {error} ({where})"
+        self._router.send(src, m.GcsReply(msg.req, False, text.encode()))
 
     def _describe_node(self) -> dict[str, Any]:
         workers = self._pool.workers
@@ -173,7 +187,7 @@ class RayletIntrospection:
             "preloaded": self.preloaded,
         }
 
-    def _describe_processes(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
+    def _describe_processes(self, now: float, src: bytes, msg: m.Introspect) -> None:
         """Reply a moment later: the processes get a signal, and write their stacks."""
         (pids,) = msgspec.msgpack.decode(msg.args)
         router = self._router
@@ -181,15 +195,17 @@ class RayletIntrospection:
         dumps = request_stack_dumps(pid for pid in pids if pid in known)
 
         def reply() -> None:
-            rows = {
-                pid: {**describe_process(pid), "stacks": read_stack_dump(dumps[pid]) if pid in dumps else ""}
-                for pid in pids
-                if pid in known or pid in (self._template_pid, os.getpid())
-            }
-            router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(rows)))
+            try:
+                rows = {
+                    pid: {**describe_process(pid), "stacks": read_stack_dump(dumps[pid]) if pid in dumps else ""}
+                    for pid in pids
+                    if pid in known or pid in (self._template_pid, os.getpid())
+                }
+                router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(rows)))
+            except Exception as error:
+                self._fail(src, msg, error)
 
         self._loop.call_at(now + _STACK_DUMP_TIME, reply)
-        return ()
 
     def _describe_object(self, oid: bytes) -> dict[str, Any] | None:
         return next((row for row in self._store.largest_objects(_EVERYTHING) if row["id"] == oid), None)

@@ -165,8 +165,8 @@ class _LauncherRun:
             if offer is not None:
                 selector.register(offer, selectors.EVENT_READ)
             while True:
-                if offer is None and min(deadline, late) == float("inf") and self._exit_file.is_there():
-                    late = time.monotonic() + _OTHER_RANKS_EXIT_TIMEOUT
+                if offer is None and deadline == float("inf") and not self._terminated:
+                    late = self._late(late)
                 look = time.monotonic() + _EXIT_FILE_INTERVAL if offer is None else float("inf")
                 soonest = min(deadline, late, look)
                 events = selector.select(None if soonest == float("inf") else max(0.0, soonest - time.monotonic()))
@@ -189,6 +189,13 @@ class _LauncherRun:
                     break
             os.close(ended)
         return self._code(self._launcher.wait())
+
+    def _late(self, late: float) -> float:
+        """The time at which ranks that outlive the program are ended, by what the file says now."""
+        report = self._exit_file.report()
+        if report is None or report.code is None:
+            return float("inf")
+        return min(late, time.monotonic() + report.patience + _OTHER_RANKS_EXIT_TIMEOUT)
 
     def _end_launcher(self) -> float:
         """Send SIGTERM, then SIGKILL, to a launcher that outstays rank 0; return the time of the next signal."""

@@ -9,7 +9,9 @@ abstract one: no file can stay behind. Both ends check that the other is the sam
 For a launcher on another host the exit code goes through a file: srun ends with the highest code of its tasks, and a
 rank that was killed counts with 137 although the job went on without that rank. So where ranks died on the way, the
 rank with the program writes the code to a file whose name the launcher chose, in the directory where the launcher runs;
-as a rule all nodes share it. Otherwise srun's code is all there is.
+as a rule all nodes share it. Otherwise srun's code is all there is. A head that has lost the program's node writes what
+it believes to a second file: it may be the one that is cut off, while the directory stays within its reach. Then the
+program's node becomes the head of a newer epoch, and says so in its own file. The newest epoch counts.
 """
 
 from __future__ import annotations
@@ -21,8 +23,10 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 
+import msgspec
+
 from hpcray.common.terminal_text import plain
-from hpcray.platform.private_files import CLOSED, open_private_file, read_private_file
+from hpcray.platform.private_files import CLOSED, read_private_file, write_private_file
 from hpcray.platform.sockets import is_same_user, peer_pid_and_uid
 
 CONSOLE_VARIABLE = "HPCRAY_CONSOLE"
@@ -182,11 +186,26 @@ def _receive(sock: socket.socket) -> list[int]:
 
 
 EXIT_FILE_VARIABLE = "HPCRAY_EXIT_FILE"
-_MAX_CODE_DIGITS = 3
+_BELIEVED = ".believed"
+
+
+class ExitReport(msgspec.Struct, frozen=True):
+    """The word of one node on the end of the job.
+
+    Attributes:
+        node: who writes it. epoch: of the head that it knows: how often the head has moved.
+        code: the program's exit code; None while the program runs, and its node has become the head.
+        patience: seconds after which it counts; until then a node that knows better may write too.
+    """
+
+    node: int
+    epoch: int
+    code: int | None
+    patience: float = 0.0
 
 
 class ExitFile:
-    """The launcher's end of the file with the exit code.
+    """The launcher's end of the files with the exit code.
 
     Attributes:
         path: passed to the ranks in the variable `HPCRAY_EXIT_FILE`.
@@ -195,17 +214,26 @@ class ExitFile:
     def __init__(self, directory: str) -> None:
         self.path = os.path.join(directory, f".hpcray-exit-{os.urandom(12).hex()}")
 
-    def is_there(self) -> bool:
-        """True if the program is over and its rank has written the code."""
-        return os.path.lexists(self.path)
+    def report(self) -> ExitReport | None:
+        """The report that counts: of the newest epoch, and in one epoch that of the program's node."""
+        with contextlib.suppress(OSError):  # opened, so that a network file system looks again
+            os.close(os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+        found = [report for path in (self.path, self.path + _BELIEVED) if (report := _read_report(path)) is not None]
+        return max(found, key=lambda report: report.epoch, default=None)
 
     def take(self) -> int | None:
-        """Read and remove the file. Returns the exit code, None if there is none."""
-        with contextlib.suppress(OSError, ValueError):
-            try:
-                return int(read_private_file(self.path, CLOSED)[:_MAX_CODE_DIGITS]) & 0xFF
-            finally:
-                os.unlink(self.path)
+        """Read and remove the files. Returns the exit code, None if there is none."""
+        report = self.report()
+        for path in (self.path, self.path + _BELIEVED):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        return report.code & 0xFF if report is not None and report.code is not None else None
+
+
+def _read_report(path: str) -> ExitReport | None:
+    try:
+        return msgspec.json.decode(read_private_file(path, CLOSED), type=ExitReport)
+    except (OSError, msgspec.MsgspecError):
         return None
 
 
@@ -214,12 +242,15 @@ def take_exit_file_path(environ: MutableMapping[str, str]) -> str:
     return environ.pop(EXIT_FILE_VARIABLE, "")
 
 
-def write_exit_code(path: str, code: int) -> None:
-    """Write the program's exit code, if the directory permits it."""
+def write_exit_report(path: str, report: ExitReport, believed: bool = False) -> None:
+    """Write it, if the directory permits it.
+
+    Args:
+        path: what the launcher passed.
+        believed: by a head that has lost the program's node. Otherwise this is the program's node.
+    """
     with contextlib.suppress(OSError):
-        fd = open_private_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, CLOSED)
-        with os.fdopen(fd, "wb") as file:
-            file.write(b"%d" % code)
+        write_private_file(path + _BELIEVED * believed, msgspec.json.encode(report))
 
 
 # ------------------------------------------------------------ status line

@@ -9,9 +9,9 @@ grandchildren of workers cannot escape.
 Requests (raylet → server) and reports (server → raylet) are msgpack arrays, one per packet:
 
     ["load"]  ["prepare", copies, modules, env]  ["fork", number, env]  ["kill", number]
-    ["driver", pid, started, parent]  ["stop"]
+    ["driver", pid, started, parent]  ["lock"]  ["stop"]
     ["ready"]  ["broken", text]  ["preloaded", module, traceback or ""]
-    ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status]
+    ["forked", number, pid]  ["failed", number, reason]  ["exited", number, wait status, why it did not start or ""]
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import mmap
 import os
 import select
 import signal
@@ -46,7 +47,7 @@ from hpcray.platform.process_tree import (
     kill_descendants,
     set_process_name,
 )
-from hpcray.platform.session_directory import remove_session_directory
+from hpcray.platform.session_directory import remove_session_directory, share_session_lock
 
 # ------------------------------------------------------------ environment reads
 # The environment variables that modules read while the fork server imports them.
@@ -112,6 +113,7 @@ _CLEANUP_TIMEOUT = 10.0  # seconds
 _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
 """By the server; workers have the default actions."""
 
+_REASON_SLOTS, _REASON_BYTES = 32, 2048
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -152,6 +154,7 @@ class _ForkServer:
         self._arena_fd = arena_fd
         self._lock_fd = lock_fd
         self._main: WorkerMain | None = None
+        self._failures = StartFailures()
         self._raylet = os.getppid()
         self._raylet_gone = False
         os.setsid()
@@ -203,6 +206,9 @@ class _ForkServer:
             pid = self._pids.get(args[0])
             if pid is not None:  # not reaped yet, so the pid is still this worker's
                 os.kill(pid, signal.SIGKILL)
+        elif what == "lock":
+            with contextlib.suppress(OSError):  # it was removed once more: the next request follows
+                share_session_lock(self._session_dir, self._lock_fd)
         elif what == "load":
             self._load()
         elif what == "prepare":
@@ -279,8 +285,9 @@ class _ForkServer:
             main(self._session_dir, number, self._arena_fd)
         except SystemExit as leaving:
             code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
-        except BaseException:
-            traceback.print_exc()
+        except BaseException as error:
+            if self._failures.note(number, error):
+                traceback.print_exc()
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
@@ -303,7 +310,7 @@ class _ForkServer:
             _, status = os.waitpid(dead.si_pid, 0)
             if number is not None:
                 self._pids.pop(number, None)
-                self._report("exited", number, status)
+                self._report("exited", number, status, self._failures.take(number) if status else "")
 
     def _report(self, *report: object) -> None:
         with contextlib.suppress(OSError):  # the loop notices a raylet that is gone
@@ -353,6 +360,40 @@ class _ForkServer:
         if self._driver is not None and self._driver.orphaned:
             with contextlib.suppress(OSError):
                 os.kill(self._driver.pid, number)
+
+
+class StartFailures:
+    """Why workers failed before they could report it themselves: memory that the server shares with all of them.
+
+    Workers that fail at one moment may write to one slot; then the reason of one of them is lost.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _REASON_SLOTS * _REASON_BYTES)
+        self._told: set[str] = set()
+
+    def note(self, number: int, error: BaseException) -> bool:
+        """Note why this worker fails. Returns whether no other one has failed in this way before."""
+        text = f"{type(error).__name__}: {error}"
+        data = _encode([number, text[: _REASON_BYTES // 4 - 8]])
+        start = number % _REASON_SLOTS * _REASON_BYTES
+        self._memory[start : start + 2 + len(data)] = len(data).to_bytes(2, "little") + data
+        return text not in self._told
+
+    def take(self, number: int) -> str:
+        """The reason that this worker has noted; "" if there is none."""
+        start = number % _REASON_SLOTS * _REASON_BYTES
+        slot = self._memory[start : start + _REASON_BYTES]
+        size = int.from_bytes(slot[:2], "little")
+        self._memory[start : start + 2] = b"\0\0"
+        try:
+            who, text = _decode(slot[2 : 2 + size]) if size else (0, "")
+        except (msgspec.MsgspecError, ValueError):
+            return ""  # two have written at once
+        if who != number:
+            return ""
+        self._told.add(text)
+        return str(text)
 
 
 def _seed_generators() -> None:
@@ -437,6 +478,10 @@ class ForkServerClient:
         driver = ProcessIdentity.of(pid)
         if driver is not None:  # identified here: when the server reads the request, the parent may be gone already
             self._send(_encode(["driver", driver.pid, driver.started, driver.parent]))
+
+    def lock_session(self) -> None:
+        """Have the server hold the lock of the session directory too, which was made again."""
+        self._send(_encode(["lock"]))
 
     def stop(self) -> None:
         """Request that the server kills all workers, removes the session directory and ends (see `gone`)."""

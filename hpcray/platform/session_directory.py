@@ -60,6 +60,8 @@ _INFO = "info.json"
 _MAX_SOCKET_PATH = 107  # bytes
 _LONGEST_SOCKET_NAME = "4294967295.s"
 _LONGEST_COMMAND_LINE = 4096  # bytes
+_REFRESH_INTERVAL = 6 * 3600.0
+"""Seconds between two updates of the times of a session's files."""
 _NAME = re.compile(r"[0-9a-f]{8}")
 
 
@@ -111,6 +113,8 @@ class SessionDirectory:
         self.path = path
         self.lock_fd = lock_fd
         self.driver: Sequence[str] = ()
+        self._info = b""
+        self._fresh_at = time.monotonic()
 
     @classmethod
     def create(cls, environ: Mapping[str, str] | None = None) -> SessionDirectory:
@@ -156,7 +160,48 @@ class SessionDirectory:
             embedded=not self.driver,
             end=end,
         )
-        write_private_file(os.path.join(self.path, _INFO), msgspec.json.encode(info))
+        self._info = msgspec.json.encode(info)
+        write_private_file(os.path.join(self.path, _INFO), self._info)
+
+    def missing(self) -> list[str]:
+        """The paths of what was removed: the directory, its lock, the raylet's socket, its description.
+        Now and then the files get a new time, by which cleaners go."""
+        try:
+            closed = os.stat(self.path, follow_symlinks=False).st_mode & stat.S_IRWXU == stat.S_IRWXU
+        except OSError:
+            closed = False
+        if not closed:
+            return [self.path]
+        if time.monotonic() - self._fresh_at > _REFRESH_INTERVAL:
+            self._refresh()
+        names = (_LOCK, RAYLET_SOCKET, *([_INFO] if self._info else []))
+        return [path for name in names if not os.path.lexists(path := os.path.join(self.path, name))]
+
+    def restore(self) -> None:
+        """Make the directory again, its lock and its description; not the sockets. The fork server takes the lock too.
+
+        Raises:
+            SessionError: its place is taken, or gone.
+            OSError: it cannot be made.
+        """
+        root = os.path.dirname(self.path)
+        _make_parent(root)
+        with _locked_root(root):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+            if not _is_private(self.path, follow=False):
+                raise SessionError(f"{self.path} was removed, and what is there now is no directory of this user alone")
+            os.chmod(self.path, 0o700)
+            share_session_lock(self.path, self.lock_fd)
+        if self._info:
+            write_private_file(os.path.join(self.path, _INFO), self._info)
+
+    def _refresh(self) -> None:
+        self._fresh_at = time.monotonic()
+        for directory, _, names in os.walk(self.path):
+            for path in (directory, *(os.path.join(directory, name) for name in names)):
+                with contextlib.suppress(OSError):
+                    os.utime(path, follow_symlinks=False)
 
     def remove(self) -> None:
         """Remove the directory and release the lock. Harmless if the directory is gone."""
@@ -164,6 +209,24 @@ class SessionDirectory:
         if self.lock_fd >= 0:
             os.close(self.lock_fd)
             self.lock_fd = -1
+
+
+def share_session_lock(path: str, lock_fd: int) -> None:
+    """Hold the lock of a session directory that was made again, by the descriptor of the one that is gone.
+
+    The raylet and its fork server no longer have one open file: each has a shared lock.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    fd = open_private_file(os.path.join(path, _LOCK), os.O_RDWR | os.O_CREAT, CLOSED)
+    try:
+        if os.path.samestat(os.fstat(fd), os.fstat(lock_fd)):
+            return  # it is the one that is held
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        os.dup2(fd, lock_fd, inheritable=False)
+    finally:
+        os.close(fd)
 
 
 def session_root(environ: Mapping[str, str]) -> str:

@@ -15,6 +15,12 @@ from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.extensions import Extension, FeatureTable
 
 
+def _durable() -> type[Extension]:
+    from hpcray.durable.durable_tasks import DurableTasks
+
+    return DurableTasks
+
+
 def _graphs() -> type[Extension]:
     from hpcray.graphs.compiled_graphs import CompiledGraphs
 
@@ -85,6 +91,7 @@ def _ref_html(ref: Any) -> str:
 
 FEATURES = FeatureTable(
     extensions={
+        "durable": _durable,
         "graphs": _graphs,
         "hangs": _hangs,
         "history": _history,

@@ -120,11 +120,12 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     signal.signal(signal.SIGTERM, worker.terminated)
     SignalWatch(process.engine, worker.awaited)
     sys.breakpointhook = _breakpoint
-    write_to_log_files(process, worker)
+    report_lost_output = write_to_log_files(process, worker)
     process.exit_listeners.append(_leave)
     for number in process.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
     process.start(worker.handlers, listener=listener)
+    report_lost_output()
     defer_interruptions(process.engine, lambda frame: not in_user_code(frame))
     environment.set_up(worker)
     worker.serve()

@@ -120,28 +120,29 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3100,
+    "api": 3130,
     "autoscaler": 856,
-    "cli": 3176,
-    "common": 1500,
+    "cli": 3455,
+    "common": 1508,
     "compat": 3056,
     "core": 12546,
     "dashboard": 1668,
-    "diagnostics": 2559,
+    "diagnostics": 2576,
+    "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
     "hangs": 677,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38433,
-    "launch": 1008,
+    "kernel": 38759,
+    "launch": 1015,
     "mpi": 561,
-    "platform": 4929,
-    "processes": 439,
+    "platform": 5015,
+    "processes": 444,
     "protocol": 1491,
     "ray_api": 493,
     "ray_start": 1723,
-    "runtime": 12982,
+    "runtime": 13167,
     "history": 1347,
     "runtime_env": 1131,
     "state": 3998,
@@ -153,6 +154,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 430,
+    "whole": 440,
 }
 """Files of the package, those of compat/standin left out."""

@@ -129,7 +129,7 @@ def test_forks_and_reports_the_end(make: Make) -> None:
     for number in (1, 2, 3):
         template.link.fork(number, ())
     for number in (1, 2, 3):
-        (_, pid), (_, status) = template.wait_for("forked", number), template.wait_for("exited", number)
+        (_, pid), (_, status, _) = template.wait_for("forked", number), template.wait_for("exited", number)
         assert pid > 0
         assert describe_exit(status) == f"exit code {number}"
 
@@ -241,7 +241,7 @@ def test_kill(make: Make) -> None:
     template.link.fork(5, ())
     template.wait_for("forked", 5)
     template.link.kill(5)
-    _, status = template.wait_for("exited", 5)
+    _, status, _ = template.wait_for("exited", 5)
     assert describe_exit(status) == "signal 9 (SIGKILL)"
     template.link.kill(5)  # gone already: no effect
     template.link.fork(6, ())

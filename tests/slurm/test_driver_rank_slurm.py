@@ -30,6 +30,8 @@ if sys.argv[2] == "wait":
     while all(node["Alive"] for node in ray.nodes()):
         time.sleep(0.02)
     print("after", len(ray.get([where.remote() for _ in range(50)])), flush=True)
+    time.sleep(float(sys.argv[3]))
+    print("at last", len(ray.get([where.remote() for _ in range(50)])), flush=True)
 sys.exit(int(sys.argv[1]))
 """
 
@@ -48,7 +50,7 @@ def test_the_program_runs_on_the_host_of_its_rank(slurm: Slurm) -> None:
 
 def test_the_programs_exit_code_is_the_jobs_after_rank_0_has_died(slurm: Slurm) -> None:
     """srun itself ends with 137, for rank 0."""
-    job = submit(slurm, "0", "wait")
+    job = submit(slurm, "0", "wait", "0")
     slurm.wait_output(job, "ready n3")
     (pid,) = slurm.processes("hpcray-raylet")["n1"]
     os.kill(pid, signal.SIGKILL)
@@ -63,7 +65,19 @@ def test_the_programs_exit_code_is_the_jobs_after_rank_0_has_died(slurm: Slurm) 
 def test_the_program_on_another_node_outlives_a_crash_of_rank_0s_node(slurm: Slurm) -> None:
     """From the login host, as the batch script, which is on the first node, goes with it."""
     program = slurm.write(PROGRAM)
-    line = ["salloc", "--no-kill", "-N3", "--exclusive", "hpcray-launch", "--driver-rank", "2", program, "5", "wait"]
+    line = [
+        "salloc",
+        "--no-kill",
+        "-N3",
+        "--exclusive",
+        "hpcray-launch",
+        "--driver-rank",
+        "2",
+        program,
+        "5",
+        "wait",
+        "0",
+    ]
     with slurm.start(*line) as job:
         said = job.line()
         assert said.startswith("ready n3"), (said, job.wait())
@@ -75,4 +89,34 @@ def test_the_program_on_another_node_outlives_a_crash_of_rank_0s_node(slurm: Slu
             slurm.cluster.boot("n1")
             slurm.cluster.wait_idle()
     assert "after 50" in ended.out.splitlines() and ended.code == 5, ended
+    slurm.check()
+
+
+def test_a_head_that_is_cut_off_does_not_end_the_job_that_goes_on(slurm: Slurm) -> None:
+    """It takes the program's node for dead, and can still write to the directory of hpcray-launch."""
+    program = slurm.write(PROGRAM)
+    line = [
+        "salloc",
+        "--no-kill",
+        "-N3",
+        "--exclusive",
+        "hpcray-launch",
+        "--driver-rank",
+        "2",
+        program,
+        "5",
+        "wait",
+        "60",
+    ]
+    with slurm.start(*line) as job:
+        said = job.line()
+        assert said.startswith("ready n3"), (said, job.wait())
+        slurm.cluster.cut("n1")
+        try:
+            ended = job.wait(200)
+        finally:
+            slurm.cluster.heal("n1")
+            slurm.cluster.wait_idle()
+    assert "at last 50" in ended.out.splitlines() and ended.code == 5, ended
+    assert not [name for name in os.listdir(slurm.place) if name.startswith(".hpcray-exit-")]
     slurm.check()

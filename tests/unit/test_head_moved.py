@@ -11,7 +11,13 @@ from raylet_kit import CPU1, CPU2, FAR, UNIT, Node, spec
 
 from hpcray.common.exceptions import LocalRayletDiedError
 from hpcray.common.ids import HEAD, make_proc
-from hpcray.platform.console import EXIT_FILE_VARIABLE, ExitFile, take_exit_file_path, write_exit_code
+from hpcray.platform.console import (
+    EXIT_FILE_VARIABLE,
+    ExitFile,
+    ExitReport,
+    take_exit_file_path,
+    write_exit_report,
+)
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 
@@ -131,13 +137,37 @@ def test_without_a_raylet_there_is_no_answer() -> None:
 def test_an_exit_code_is_told_in_a_file_that_nobody_else_can_make(tmp_path: Any) -> None:
     launcher = ExitFile(str(tmp_path))
     environ = {EXIT_FILE_VARIABLE: launcher.path}
-    assert not launcher.is_there() and launcher.take() is None
-    write_exit_code(take_exit_file_path(environ), 3)
-    write_exit_code(launcher.path, 4)  # who came first has said it
-    assert environ == {} and launcher.is_there()
+    assert launcher.report() is None and launcher.take() is None
+    write_exit_report(take_exit_file_path(environ), ExitReport(2, 0, 3))
+    assert environ == {} and launcher.report() == ExitReport(2, 0, 3)
     assert launcher.take() == 3 and list(tmp_path.iterdir()) == []
-    (tmp_path / "other").write_text("9")
+    (tmp_path / "other").write_text('{"node":0,"epoch":9,"code":9}')
     (tmp_path / launcher.path.rpartition("/")[2]).symlink_to(tmp_path / "other")
-    write_exit_code(launcher.path, 5)
-    assert launcher.take() is None and (tmp_path / "other").read_text() == "9"
-    write_exit_code(str(tmp_path / "no" / "such"), 5)
+    assert launcher.take() is None and "9" in (tmp_path / "other").read_text()
+    write_exit_report(str(tmp_path / "no" / "such"), ExitReport(2, 0, 5))
+
+
+def test_a_head_that_was_cut_off_does_not_say_how_the_program_has_ended(tmp_path: Any) -> None:
+    """The old head takes the program's node for dead, and its directory stays within reach."""
+    launcher = ExitFile(str(tmp_path))
+    write_exit_report(launcher.path, ExitReport(0, 0, 137, 16.0), believed=True)
+    assert launcher.report() == ExitReport(0, 0, 137, 16.0), "until somebody knows better"
+    write_exit_report(launcher.path, ExitReport(2, 1, None))
+    assert launcher.report() == ExitReport(2, 1, None), "the program runs on, and its node is the head"
+    write_exit_report(launcher.path, ExitReport(0, 0, 137, 16.0), believed=True)
+    assert launcher.report() == ExitReport(2, 1, None)
+    write_exit_report(launcher.path, ExitReport(2, 1, 5))
+    assert launcher.take() == 5 and list(tmp_path.iterdir()) == []
+
+
+def test_in_one_epoch_the_programs_node_knows_best(tmp_path: Any) -> None:
+    launcher = ExitFile(str(tmp_path))
+    write_exit_report(launcher.path, ExitReport(0, 0, 137, 16.0), believed=True)
+    write_exit_report(launcher.path, ExitReport(2, 0, 1))
+    assert launcher.take() == 1
+
+
+def test_a_program_that_never_ended_has_no_code(tmp_path: Any) -> None:
+    launcher = ExitFile(str(tmp_path))
+    write_exit_report(launcher.path, ExitReport(2, 1, None))
+    assert launcher.take() is None and list(tmp_path.iterdir()) == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -107,6 +109,36 @@ def test_a_failed_fork_pauses_forking() -> None:
     assert not pool.is_at_limit(0.0, PLAIN), "it will start more in a moment: nobody is to be told otherwise"
     assert len(forks(pool.fork_for_waiting(FORK_RETRY_DELAY))) == 1
     assert pool.failures == {PLAIN: 1} and pool.last_failure == "no memory"
+
+
+def test_starts_that_fail_in_the_same_way_are_tried_less_and_less_often() -> None:
+    pool = make()
+    times = []
+    now = 0.0
+    while len(times) < 12:
+        if not pool.waiting():
+            pool.assign_worker(allocation())
+        for number in forks(pool.fork_for_waiting(now)):
+            times.append(now)
+            pool.remove_worker(make_proc(0, number))
+            pool.start_failed(now, PLAIN, "exit code 1: OSError: no such file")
+        now += 0.5
+    gaps = [after - before for before, after in pairwise(times)]
+    assert gaps == [1.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0, 30.0]
+    now += FORK_RETRY_DELAY
+    assert pool.is_full(now, PLAIN) and not pool.is_full(now, A), "other environments have nothing to do with it"
+    pool.start_failed(now, PLAIN, "another reason")
+    assert not pool.is_full(now + 1.0, PLAIN)
+
+
+def test_a_burst_of_failures_is_one() -> None:
+    pool = make()
+    for _ in range(8):
+        pool.assign_worker(allocation())
+    for number in forks(pool.fork_for_waiting(0.0)):
+        pool.remove_worker(make_proc(0, number))
+        pool.start_failed(0.0, PLAIN, "died")
+    assert not pool.is_full(FORK_RETRY_DELAY, PLAIN)
 
 
 def test_at_the_limit_an_idle_worker_of_another_environment_makes_room() -> None:

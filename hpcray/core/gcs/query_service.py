@@ -257,6 +257,9 @@ class QueryService:
             return GcsReply(call.req, False, str(error).encode())
         except (TypeError, ValueError, msgspec.DecodeError) as error:
             return GcsReply(call.req, False, f"query {call.method!r} got wrong arguments: {error}".encode())
+        except Exception as error:  # a question is no reason for the head to end
+            text = f"the head cannot answer the query {call.method!r}: {type(error).__name__}: {error}"
+            return GcsReply(call.req, False, text.encode())
 
     def _nodes(self) -> list[dict[str, Any]]:
         return [self._node_row(info, self._resources.nodes.get(info.index)) for info in self.infos]

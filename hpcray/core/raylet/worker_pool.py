@@ -20,6 +20,8 @@ from hpcray.protocol.messages import CONSTRUCTOR_RAISED, LOW_MEMORY, NOTHING_BES
 DEFAULT_MAX_WORKERS = 4096
 FORK_RETRY_DELAY = 1.0
 """Seconds after a failed fork in which none is tried."""
+FAILURES_TO_BACK_OFF, MAX_FORK_RETRY_DELAY = 3, 30.0
+"""Starts that fail in the same way one after the other, from which on the delay doubles; its limit in seconds."""
 FORKS_PER_CPU = 2
 MIN_CONCURRENT_FORKS = 8
 """At most this many forks (or `FORKS_PER_CPU` times the CPUs) are under way at once: a burst must not swamp the
@@ -97,6 +99,7 @@ class WorkerPool:
         self._no_fork_until = 0.0
         self._ask_next: list[WorkerProcess] = []
         self.failures: dict[WorkerEnv, int] = {}
+        self._pauses: dict[WorkerEnv, tuple[str, int, float]] = {}
         self.last_failure = ""
 
     def begin_run(self, run: int) -> None:
@@ -120,7 +123,9 @@ class WorkerPool:
 
     def is_full(self, now: float, env: WorkerEnv) -> bool:
         """True if no worker can be had until a process ends (limit reached), or for a moment, as a start has failed."""
-        return not self._idle.get(env) and (now < self._no_fork_until or self.is_at_limit(now, env))
+        if self._idle.get(env):
+            return False
+        return now < self._no_fork_until or self._is_paused(now, env) or self.is_at_limit(now, env)
 
     def is_at_limit(self, now: float, env: WorkerEnv) -> bool:
         """True if no worker can be had until a process ends: there are as many as there may be."""
@@ -224,7 +229,9 @@ class WorkerPool:
             return None
         worker.pid = pid
         self._count_starting(worker.env, -1)
-        self.failures.pop(strip_devices(worker.env), None)
+        if self.failures:
+            self.failures.pop(strip_devices(worker.env), None)
+            self._pauses.pop(strip_devices(worker.env), None)
         return self.release_worker(now, worker)
 
     def remove_worker(self, proc: bytes) -> WorkerProcess | None:
@@ -245,6 +252,7 @@ class WorkerPool:
         requested = strip_devices(env)
         self.failures[requested] = self.failures.get(requested, 0) + 1
         self.last_failure = reason
+        self._back_off(now, requested, reason)
         line = self._waiting.get(env)
         if not line:
             return None
@@ -253,6 +261,22 @@ class WorkerPool:
         if not line:
             del self._waiting[env]
         return allocation
+
+    def _back_off(self, now: float, env: WorkerEnv, reason: str) -> None:
+        """Wait longer and longer with an environment whose workers fail in the same way. Those that were forked at one
+        time fail at one time, and count once."""
+        before, count, until = self._pauses.get(env, ("", 0, 0.0))
+        if reason != before:
+            count, until = 0, 0.0
+        if now >= until:
+            count += 1
+            delay = FORK_RETRY_DELAY * 2.0 ** max(0, count - FAILURES_TO_BACK_OFF + 1)
+            until = now + min(MAX_FORK_RETRY_DELAY, delay)
+        self._pauses[env] = (reason, count, until)
+
+    def _is_paused(self, now: float, env: WorkerEnv) -> bool:
+        """True if starts with this environment have failed so often that none is tried now."""
+        return bool(self._pauses) and now < self._pauses.get(strip_devices(env), ("", 0, 0.0))[2]
 
     def prestart_workers(self) -> list[Effect]:
         """Fork the workers that should be ready before the first request."""
@@ -288,6 +312,8 @@ class WorkerPool:
         leaving = self._counts[LEAVING]
         leavers: Iterator[WorkerProcess] | None = None
         for env, line in self._waiting.items():
+            if self._is_paused(now, env):
+                continue
             need = len(line) - self._starting.get(env, 0)
             while need > 0 and self._starting_beside(env) < self._max_forks:
                 if len(self.workers) >= self.limit:

@@ -23,26 +23,27 @@ from hpcray.platform.accelerators import accelerator_resources, gpu_type
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.console import silenced_output, write_exit_code
+from hpcray.platform.console import ExitReport, silenced_output, write_exit_report
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
 from hpcray.platform.mpi_directory import private_memory
 from hpcray.platform.numa_binding import original_affinity
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
-from hpcray.platform.session_directory import keep_logs, node_logs
+from hpcray.platform.session_directory import node_logs
 from hpcray.platform.sockets import node_ip_address
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol.messages import NodeInfo
 from hpcray.runtime.node.child_process import ChildProcess, DriverChild, export_metrics, show_progress
 from hpcray.runtime.node.cluster_member import ClusterMember
-from hpcray.runtime.node.head_failover import check_journal, open_journal
+from hpcray.runtime.node.head_failover import NEW_HEAD_TIMEOUT, check_journal, open_journal
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.node_features import NodeFeatures, NodeParts
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
 from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
 from hpcray.runtime.node.raylet_signals import USER_SIGNALS, signals
+from hpcray.runtime.node.session_watch import SessionWatch
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
 from hpcray.runtime.node.slurm_job import end_step, reported_by_launcher, requeue_job
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -134,8 +135,6 @@ def serve(
     control, data = opened.transports.control, opened.transports.data
     if outcome.requeue and (trouble := requeue_job(node.config)):
         print(f"hpcray: the job was not put back into the queue: {trouble}", file=sys.stderr, flush=True)
-    if outcome.decides and outcome.broken and node.exit_file:
-        write_exit_code(node.exit_file, outcome.code)
     code = report_code(outcome.code) if outcome.decides and not outcome.failure else outcome.code
     if control is not None and data is not None:
         # Peers leave at the same time, and UCX calls that an error, on standard output.
@@ -305,18 +304,36 @@ class _NodeServer:
 
     def _attach_parts(self, transports: NodeTransports) -> None:
         node, raylet, loop, router = self._node, self._raylet, self._loop, self._router
+        router.head_location.listeners.append(self._head_moved)
         context, lease_manager, store = self._context, raylet.lease_manager, raylet.store
-        processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet)
+        logs = logs_directory(context.session_dir)
+        kept = node.options.logs or (node_logs(node.config.log_dir, self._rank) if node.config.log_dir else "")
+        log_monitor = LogMonitor(
+            loop,
+            router,
+            logs,
+            kept,
+            lambda: lease_manager.job.driver if lease_manager.job is not None else b"",
+            raylet.log,
+        )
+        copies = [copy for _, copy in node.moved.pairs]
+        session_watch = SessionWatch(
+            loop,
+            node.session,
+            node.template,
+            log_monitor,
+            copies,
+            raylet.log,
+            lambda reason: self._cluster.give_up(reason),
+            lambda: self._shutdown.begun,
+        )
+        processes = LocalProcesses(self._rank, node.template, loop, router, node.arena.fd, raylet, session_watch.check)
         neighbors = NeighborClients(loop, router, store, node.arena.fd, raylet)
         memory_monitor = MemoryMonitor(
             context, loop, router, processes, lease_manager.pool, store, raylet.log,
             lambda proc: raylet.apply(lease_manager.ask_worker_to_leave(loop.now, proc)),
         )  # fmt: skip
         share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._listener, context.cluster_size)
-        logs = logs_directory(context.session_dir)
-        kept = node.options.logs or (node_logs(node.config.log_dir, self._rank) if node.config.log_dir else "")
-        if kept and (problem := keep_logs(logs, kept)):
-            raylet.log(f"warning: {problem}")
         introspection = self._features.diagnostics(
             NodeParts(
                 context,
@@ -336,9 +353,6 @@ class _NodeServer:
             )
         )
         spill_io = SpillIo(raylet, self._spill_files)
-        log_monitor = LogMonitor(
-            loop, router, logs, lambda: lease_manager.job.driver if lease_manager.job is not None else b"", raylet.log
-        )
         frames = FrameSlotRouter(node.arena, node.frame_slots, router)
         loop.share_frames(frames)
         transports.receive_into(frames.take)
@@ -367,6 +381,19 @@ class _NodeServer:
         if node.config.metrics_export:
             self._observers.append(export_metrics(node.config.metrics_export, node.session.path))
         self._ready(node.session.path)
+
+    def _head_moved(self) -> None:
+        """This node has the program and is the head from now on: what the old head believes does not count."""
+        if self._rank == self._driver_rank == self._router.head_location.node:
+            self._report_end(None)
+
+    def _report_end(self, code: int | None, believed: bool = False) -> None:
+        """Report to a launcher on another host how the program has ended, or that it has not."""
+        if path := self._node.exit_file:
+            config = self._context.config
+            patience = config.head_timeout + config.node_timeout + NEW_HEAD_TIMEOUT if believed else 0.0
+            epoch = self._router.head_location.epoch
+            write_exit_report(path, ExitReport(self._rank, epoch, code, patience), believed)
 
     def _open_journal(self) -> JournalFile | None:
         self._journal = open_journal(self._node.config, os.environ, self._raylet.log)
@@ -399,8 +426,10 @@ class _NodeServer:
         if not cluster.came_up:
             failure = failure or "the job was stopped before it was up; hint: see what rank 0 printed"
             return _Outcome(1, cluster.broken, failure)
-        decides = self._rank == self._driver_rank or cluster.program_lost
+        decides = (self._rank == self._driver_rank and not cluster.fenced) or cluster.program_lost
         code = shutdown.code if decides else 0
+        if decides and (cluster.broken or self._router.head_location.epoch):
+            self._report_end(code or int(bool(failure)), cluster.program_lost)
         return _Outcome(code or int(bool(failure)), cluster.broken, "", cluster.drain.requeue, decides)
 
 

@@ -47,7 +47,7 @@ class PreparedNode:
 
     Attributes:
         options, config, launch: as given. run: what the batch system says. bound: where its processes may run.
-        gpus, accelerators: ids of what this node offers. exit_file: see `write_exit_code`; "" for none.
+        gpus, accelerators: ids of what this node offers. exit_file: see `write_exit_report`; "" for none.
         token: that of the running job it joins. moved: the directories of which this node uses copies.
     """
 

@@ -109,7 +109,7 @@ class EventLoop:
         self._running = True
         self._events: EventHandler
         self._sharing: FrameSharing | None = None
-        self.watch(listener.fileno(), lambda event: self._accept())
+        self.listen_at("")
         if control is not None:
             self._watch_wire(control)
 
@@ -161,6 +161,19 @@ class EventLoop:
         while self._running:
             self._turn(sleep)
             sleep = self._sleep()
+
+    def listen_at(self, path: str) -> None:
+        """Accept connections, at a path where the socket was removed; "": where the listener is.
+
+        Raises:
+            OSError: no socket can be made there.
+        """
+        if path:
+            self._accept()  # those that have connected in time
+            before = self._listener.fileno()
+            self._listener.move(path)
+            self._calls.pop(before)  # closed, and so no longer watched
+        self.watch(self._listener.fileno(), lambda event: self._accept())
 
     def stop(self) -> None:
         """Leave `run` at the end of this turn, its outputs flushed."""

@@ -96,6 +96,9 @@ class ProcessEvents(Protocol):
 class LocalProcesses:
     """Forks through the template, replies to Hello, and reports each death once, with the most specific reason.
 
+    Args:
+        before_fork: called before a worker is forked: it needs the session directory.
+
     Attributes:
         stopping: the job is over; nothing is forked any more.
     """
@@ -108,9 +111,11 @@ class LocalProcesses:
         router: Router,
         arena_fd: int,
         events: ProcessEvents,
+        before_fork: Callable[[], None] = lambda: None,
     ) -> None:
         self._node = node
         self._template = template
+        self._before_fork = before_fork
         self._loop = loop
         self._router = router
         self._arena_fd = arena_fd
@@ -135,6 +140,8 @@ class LocalProcesses:
 
     def fork(self, number: int, env: tuple[tuple[str, str], ...]) -> None:
         """Request a worker; does nothing when the job is over."""
+        if not self.stopping:
+            self._before_fork()  # it may find that this node has to end
         if self.stopping:
             return
         self._workers.add(number)
@@ -246,7 +253,7 @@ class LocalProcesses:
 
     # ------------------------------------------------------------ deaths
 
-    def _exited(self, number: int, status: int) -> None:
+    def _exited(self, number: int, status: int, problem: str) -> None:
         self._workers.discard(number)
         del self._numbers[self._pids.pop(number)]
         proc = self._events.proc_of(number)
@@ -257,6 +264,8 @@ class LocalProcesses:
         if known is None and status == signal.SIGKILL:
             known = self._events.explain_sigkill() or None
         reason = known if known is not None and status == signal.SIGKILL else describe_exit(status)
+        if link is None and problem:
+            reason = f"{reason}: {problem}"
         if link is None and os.waitstatus_to_exitcode(status) == NO_THREAD:
             reason = "it could not start a thread; hint: ulimit -u, or the cgroup's pids.max"
         self._report_death(proc, WORKER, reason, link.peers if link is not None else set())

@@ -63,10 +63,7 @@ class LocalListener:
     def __init__(self, path: str) -> None:
         self.on_full: Callable[[], None] = lambda: None
         self._spare = os.eventfd(0, os.EFD_CLOEXEC)
-        self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        bind_private(self._sock, path)
-        self._sock.listen(_BACKLOG)
-        self._sock.setblocking(False)
+        self._sock = _listen(path)
 
     def fileno(self) -> int:
         """Return the descriptor, for epoll."""
@@ -89,6 +86,15 @@ class LocalListener:
                 return sock, pid
             sock.close()
 
+    def move(self, path: str) -> None:
+        """Listen on another socket instead.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        before, self._sock = self._sock, _listen(path)
+        before.close()
+
     def _refuse(self) -> None:
         """Close a connection with the spare descriptor: its process would wait forever otherwise."""
         os.close(self._spare)
@@ -104,3 +110,15 @@ class LocalListener:
         """Stop listening."""
         self._sock.close()
         os.close(self._spare)
+
+
+def _listen(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bind_private(sock, path)
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

@@ -21,6 +21,7 @@ from hpcray.common.ids import number_of
 from hpcray.common.job_names import parse_worker_log_name
 from hpcray.common.resources import JOB_FIELD, RUNTIME_ENV
 from hpcray.platform.private_files import make_private_directory
+from hpcray.platform.session_directory import keep_logs
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -118,7 +119,8 @@ class LogMonitor:
     """The log files of this node's workers.
 
     Args:
-        directory: where they are; made here.
+        directory: where they are; made here, and again where it was removed.
+        kept: where they stay after the job, "" for nowhere: `directory` is a link then.
         first_driver: returns the proc id of the cluster's first driver; b"" while there is none, or it wants no output.
         log: writes a line about this node.
     """
@@ -128,13 +130,14 @@ class LogMonitor:
         loop: EventLoop,
         router: Router,
         directory: str,
+        kept: str,
         first_driver: Callable[[], bytes],
         log: Callable[[str], None],
     ) -> None:
-        make_private_directory(directory)
         self._loop = loop
         self._router = router
         self._directory = directory
+        self._kept = kept
         self._first_driver = first_driver
         self._log = log
         self._lost: set[str] = set()
@@ -146,12 +149,55 @@ class LogMonitor:
         self._on_the_way: dict[bytes, int] = {}
         self._due = False
         self._watch: DirectoryWatch | None = None
+        self._polls = False
+        self._begin()
+
+    def restore(self) -> bool:
+        """Make the directory again if it was removed. Returns whether it was.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        if os.path.isdir(self._directory):
+            return False
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._directory)  # a link to nothing
+        if self._watch is not None:
+            self._loop.unwatch(self._watch.fileno())
+            self._watch.close()
+            self._watch = None
+        self._read_removed()
+        self._begin()
+        return True
+
+    def _read_removed(self) -> None:
+        """Send what workers have written to files that are gone: they have them open, until there is a directory."""
+        for tail in self._tails.values():
+            driver = self._driver_of(tail)
+            with contextlib.suppress(OSError), open(f"/proc/{tail.pid}/fd/{1 + tail.error}", "rb", 0) as file:
+                state = os.fstat(file.fileno())
+                if not driver or state.st_nlink or tail.inode not in (0, state.st_ino):
+                    continue
+                file.seek(tail.offset)
+                if data := file.read(WINDOW):
+                    self._on_the_way[driver] = self._on_the_way.get(driver, 0) + len(data)
+                    self._router.send(
+                        driver, m.WorkerOutput(tail.worker, tail.pid, self._ip, tail.error, data, last=False)
+                    )
+
+    def _begin(self) -> None:
+        """Make the directory and watch it."""
+        if self._kept and (problem := keep_logs(self._directory, self._kept)):
+            self._log(f"warning: {problem}")
+        make_private_directory(self._directory)
         try:
-            self._watch = DirectoryWatch(directory)
+            self._watch = DirectoryWatch(self._directory)
         except OSError:
-            loop.call_at(loop.now + POLL, self._poll)
+            if not self._polls:
+                self._polls = True
+                self._loop.call_at(self._loop.now + POLL, self._poll)
         else:
-            loop.watch(self._watch.fileno(), lambda event: self._look())
+            self._loop.watch(self._watch.fileno(), lambda event: self._look())
 
     def expect(self, number: int, env: Iterable[tuple[str, str]]) -> None:
         """A worker with this number and environment is about to be forked."""
@@ -207,7 +253,8 @@ class LogMonitor:
             self._note(os.listdir(self._directory) if self._watch is None else self._watch.read())
 
     def _poll(self) -> None:
-        self._look()
+        if self._watch is None:
+            self._look()
         self._loop.call_at(self._loop.now + POLL, self._poll)
 
     def _note(self, names: Iterable[str]) -> None:

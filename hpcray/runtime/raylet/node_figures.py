@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,15 @@ class NodeFigures:
 
     def _complete(self, now: float) -> None:
         """All have answered that will: make this node's report of it."""
+        try:
+            self._report = self._gather()
+        except Exception:  # a question is no reason for this node to end
+            traceback.print_exc()
+            self._report = FiguresReport(partial=True)
+        self._report_at = now
+        self._send(self._gathering.own(now, self._report))
+
+    def _gather(self) -> FiguresReport:
         links = self._router.links
         for proc in [proc for proc in self._said if proc not in links]:
             self._keep(self._said.pop(proc))
@@ -239,8 +249,7 @@ class NodeFigures:
         times = sorted(report.functions.items(), key=lambda item: -item[1][2])[:_MOST_TIMES]
         row = self.row() | {"times": {name: [ended, us] for name, (ended, _, us, _) in times}}
         report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(row)))
-        self._report, self._report_at = report, now
-        self._send(self._gathering.own(now, report))
+        return report
 
     def _keep(self, said: dict[str, Any]) -> None:
         add_functions(self._ended, said["functions"])

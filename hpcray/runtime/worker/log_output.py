@@ -146,9 +146,12 @@ class WorkerLogFile(io.RawIOBase):
 
     def _write(self, text: bytes) -> None:
         """Write all of it, or count the lines that are lost: a full disk is no reason to fail the task."""
-        if self._problem and not self._recovers():
-            self._lost += text.count(b"\n")
-            return
+        if self._problem:
+            if not self._recovers():
+                self._lost += text.count(b"\n")
+                return
+        elif self._opened and not os.fstat(self._fd).st_nlink:
+            self._begin_again()
         view = memoryview(text)
         while view:
             try:
@@ -182,6 +185,16 @@ class WorkerLogFile(io.RawIOBase):
         self._problem, self._lost, self._named = "", 0, ""
         return True
 
+    def _begin_again(self) -> None:
+        """The file was removed, by a cleaner of temporary files: write to a new one of its name.
+
+        Until the raylet has made the directory again, it reads what is written to the file without a name.
+        """
+        with contextlib.suppress(OSError):
+            self._take(append_private_file(self._path))
+            self._parts.clear()
+            self._run, self._named = _NO_RUN, ""
+
     def say_what_is_lost(self) -> None:
         """Write how many lines are missing, if that can be written by now: this process ends."""
         if self._lost:
@@ -211,6 +224,9 @@ class WorkerLogFile(io.RawIOBase):
             fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         else:
             self._opened = True
+        self._take(fd)
+
+    def _take(self, fd: int) -> None:
         self._size = os.fstat(fd).st_size
         os.dup2(fd, self._fd)
         os.close(fd)
@@ -229,8 +245,12 @@ class WorkerLogFile(io.RawIOBase):
             self._open()
 
 
-def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
-    """Send what this worker prints, native code included, to its log files."""
+def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> Callable[[], None]:
+    """Send what this worker prints, native code included, to its log files.
+
+    Returns:
+        A function that reports to the raylet that they cannot be written; for when the worker has started.
+    """
     directory = logs_directory(process.session_dir)
     job = process.job.job_id if process.job is not None else FIRST_JOB
     name = worker_log_name(process.me, job, os.getpid())
@@ -247,10 +267,18 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
             name += f"{LOG_PREFIX_TASK_ID}{task.task.hex()}\n"
         return name, run
 
+    early: list[str] = []
+    started = False
+
     def complain(problem: str) -> None:
         where = os.path.realpath(directory)  # where the files stay, if they do
         text = f"what workers print cannot be written in {where}, and is lost: {problem}"
+        if started:
+            tell(text)
+        else:
+            early.append(text)
 
+    def tell(text: str) -> None:
         def send() -> None:
             with process.engine.lock:
                 process.engine.send(raylet_of(process.node), m.OutputLost(text))
@@ -259,12 +287,19 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> None:
         # This thread may hold the lock.
         threading.Thread(target=send, name="hpcray-output-lost", daemon=True).start()
 
+    def tell_early() -> None:
+        nonlocal started
+        started = True
+        for text in early[:1]:
+            tell(text)
+
     sys.stdout.flush()
     sys.stderr.flush()
     for suffix, file in _FILES.items():
         file.open(f"{path}.{suffix}", speaker, _FILES["err" if suffix == "out" else "out"], complain)
     sys.stdout, sys.stderr = _STREAMS
     worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": _FILES[suffix].parts(task)}
+    return tell_early
 
 
 def finish_output() -> None:

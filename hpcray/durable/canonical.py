@@ -1,0 +1,840 @@
+"""The canonical form of values and of code: bytes that are equal in each process that has an equal value.
+
+Pickles differ from process to process though the value is the same: sets have another order, strings are shared or not,
+classes of a program have random names, code carries the name of its file and its lines. Here each value becomes
+tagged bytes that depend on nothing but what a function can see of it.
+
+Functions, classes and global values of the program are *nodes*: each has a label and a digest of its own, in which the
+nodes that it names stand as labels. So a key can be explained, and circles of functions that call each other end.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copyreg
+import datetime
+import dis
+import enum
+import functools
+import hashlib
+import importlib.util
+import pickle
+import re
+import struct
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from hpcray.durable.provenance import is_own_file, is_own_module, provenance
+
+_SCALARS = frozenset({int, float, bool, type(None), str, bytes})
+_ALL_FLOAT = {float}
+_LARGE = 1 << 16
+"""Bytes; larger buffers are hashed by themselves, with the hash that is fastest for them."""
+_DROPPED = frozenset(
+    {
+        "__dict__", "__weakref__", "__module__", "__doc__",
+        "__firstlineno__", "__static_attributes__", "__slotnames__", "__annotations_cache__", "_abc_impl",
+        "__pydantic_validator__", "__pydantic_serializer__", "__pydantic_core_schema__", "__class_getitem_cache__",
+        "_member_map_", "_value2member_map_", "_member_names_", "_unhashable_values_", "_hashable_values_",
+    }
+)  # fmt: skip
+"""Attributes of a class that follow from the rest, or say where it was written."""
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+_CLOSURE_LOADS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
+_OF_CLOSURE = "*"
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_NOTHING = object()
+
+
+class NoCanonicalFormError(TypeError):
+    """A value has no canonical form, so no key can be made of it.
+
+    Attributes:
+        path: where it is, from the argument or global on. what: it, in words.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.path = what, ""
+
+    def at(self, step: str) -> NoCanonicalFormError:
+        """The same error, seen from one level further out."""
+        self.path = step + self.path
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the value'} is {self.what}"
+
+
+class Node(NamedTuple):
+    """One part of what a key was made of: a function, a class, a global value."""
+
+    label: str
+    digest: bytes
+
+
+def digest(*parts: bytes) -> bytes:
+    """A hash of 32 bytes over parts, each with its length."""
+    made = hashlib.blake2b(digest_size=32)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "little"))
+        made.update(part)
+    return made.digest()
+
+
+def buffer_digest(content: Any) -> bytes:
+    """A hash of 32 bytes over a contiguous buffer. SHA-256 is twice as fast as the others where the CPU knows it."""
+    return hashlib.sha256(content).digest()
+
+
+class Canonical:
+    """Makes canonical bytes of values that belong together: what two of them share is seen as shared.
+
+    Args:
+        ref_key: called with an ObjectRef in a value; bytes that stand for its content. None: refs are refused.
+
+    Attributes:
+        nodes: functions, classes and global values that were met, in the order of their first mention.
+    """
+
+    def __init__(self, ref_key: Callable[[Any], bytes] | None = None) -> None:
+        self._ref_key = ref_key
+        self._parts: list[bytes] = []
+        self._memo: dict[int, bytes] = {}
+        self._alive: list[Any] = []
+        self._labels: dict[str, int] = {}
+        self._here = b""
+        self._count = 0
+        self.nodes: list[Node | None] = []
+
+    def of(self, value: Any) -> bytes:
+        """The canonical bytes of a value.
+
+        Raises:
+            NoCanonicalFormError: it, or a part of it, has none.
+        """
+        outer, self._parts = self._parts, []
+        try:
+            self._add(value)
+            return b"".join(self._parts)
+        finally:
+            self._parts = outer
+
+    def finished(self) -> list[Node]:
+        """All nodes, complete."""
+        return [node for node in self.nodes if node is not None]
+
+    def digest_of(self, value: Any) -> bytes:
+        """A hash over the canonical bytes of a value, and over all nodes."""
+        content = self.of(value)
+        return digest(content, *(part for node in self.finished() for part in (node.label.encode(), node.digest)))
+
+    # ------------------------------------------------------------ values
+
+    def _add(self, value: Any) -> None:
+        kind = type(value)
+        if kind in _SCALARS:
+            self._scalar(kind, value)
+            return
+        if kind is tuple:
+            self._items(b"t", value)
+            return
+        known = self._memo.get(id(value))
+        if known is not None:
+            self._parts.append(known)
+            return
+        adder = _ADDERS.get(kind)
+        if adder is not None:
+            adder(self, value)
+        else:
+            self._other(kind, value)
+
+    def _scalar(self, kind: type, value: Any) -> None:
+        if kind is float:
+            self._parts.append(b"f" + struct.pack("<d", value))
+        elif kind is str:
+            text = value.encode("utf-8", "surrogatepass")
+            self._sized(b"s", text)
+        elif kind is bytes:
+            self._sized(b"b", value)
+        else:
+            self._sized(b"i", repr(value).encode() if kind is not int else _int_bytes(value))
+
+    def _sized(self, tag: bytes, content: Any) -> None:
+        size = len(content)
+        if size > _LARGE:
+            self._parts.append(tag + b"\xff\xff\xff" + size.to_bytes(8, "little") + buffer_digest(content))
+        else:
+            self._parts.append(tag + size.to_bytes(3, "little") + bytes(content))
+
+    def _remember(self, value: Any) -> None:
+        """Number a value that can change: the same one, met again, is not another one that is equal."""
+        self._memo[id(value)] = b"R" + self._here + self._count.to_bytes(4, "little")
+        self._count += 1
+        self._alive.append(value)
+
+    def _items(self, tag: bytes, values: Any) -> None:
+        kinds = set(map(type, values))
+        if kinds == _ALL_FLOAT:
+            self._sized(tag + b"f", struct.pack(f"<{len(values)}d", *values))
+            return
+        if kinds <= _SCALARS and float not in kinds and len(values) > 1:
+            text = repr(values).encode("utf-8", "surrogatepass")  # of such values it is exact, and made in C
+            self._sized(tag + b"=", text)
+            return
+        self._parts.append(tag + len(values).to_bytes(6, "little"))
+        for index, value in enumerate(values):
+            try:
+                self._add(value)
+            except NoCanonicalFormError as error:
+                raise error.at(f"[{index}]") from None
+
+    def _list(self, value: list[Any]) -> None:
+        self._remember(value)
+        self._items(b"l", value)
+
+    def _dict(self, value: Mapping[Any, Any]) -> None:
+        self._remember(value)
+        self._pairs(b"d", value.items(), len(value))
+
+    def _pairs(self, tag: bytes, pairs: Iterable[tuple[Any, Any]], count: int) -> None:
+        self._parts.append(tag + count.to_bytes(6, "little"))
+        for key, item in pairs:
+            try:
+                self._add(key)
+                self._add(item)
+            except NoCanonicalFormError as error:
+                raise error.at(f"[{_short(key)}]") from None
+
+    def _set(self, value: set[Any] | frozenset[Any]) -> None:
+        if type(value) is set:
+            self._remember(value)
+        made = []
+        for item in value:
+            try:
+                made.append((self._alone(item), item))
+            except NoCanonicalFormError as error:
+                raise error.at(f"{{{_short(item)}}}") from None
+        made.sort(key=lambda pair: pair[0])
+        self._parts.append((b"S" if type(value) is set else b"Z") + len(made).to_bytes(6, "little"))
+        for content, item in made:
+            self._parts.append(len(content).to_bytes(8, "little") + content)
+            if type(item) not in _SCALARS and id(item) not in self._memo:
+                self._remember(item)
+
+    def _alone(self, item: Any) -> bytes:
+        """The bytes of one element of a set, which do not depend on the elements before it."""
+        count, here = self._count, self._here
+        memo, self._memo = self._memo, dict(self._memo)
+        self._here, self._count = here + b"e", 0
+        try:
+            return self.of(item)
+        finally:
+            self._memo, self._here, self._count = memo, here, count
+
+    def _bytearray(self, value: bytearray) -> None:
+        self._remember(value)
+        self._sized(b"y", value)
+
+    def _complex(self, value: complex) -> None:
+        self._parts.append(b"c" + struct.pack("<dd", value.real, value.imag))
+
+    def _constant(self, value: Any) -> None:
+        self._sized(b"k", repr(value).encode())
+
+    def _slice(self, value: slice) -> None:
+        self._items(b":", (value.start, value.stop, value.step))
+
+    def _range(self, value: range) -> None:
+        self._items(b"r", (value.start, value.stop, value.step))
+
+    def _view(self, value: Any) -> None:
+        """A memoryview, or a buffer of a pickle."""
+        view = memoryview(value)
+        self._parts.append(b"v" + f"{view.format} {view.shape}".encode())
+        self._sized(b"v", view if view.c_contiguous and view.format == "B" and view.ndim == 1 else view.tobytes())
+
+    def _proxy(self, value: Mapping[Any, Any]) -> None:
+        self._remember(value)
+        self._pairs(b"p", value.items(), len(value))
+
+    def _module(self, value: types.ModuleType) -> None:
+        if is_own_module(value):
+            self._own_module(value)
+        else:
+            self._named(b"M", value.__name__, "")
+
+    def _named(self, tag: bytes, module: str, name: str) -> None:
+        """Something that an installed package has, or Python: its name says what it is, its version which."""
+        self._sized(tag, f"{module}\0{name}\0{self._version(module)}".encode())
+
+    def _version(self, module: str) -> str:
+        version = provenance(module)
+        label = f"package {module.partition('.')[0]}"
+        if label not in self._labels and not version.startswith("python"):
+            self._labels[label] = 1
+            self.nodes.append(Node(label, version.encode()))
+        return version
+
+    # ------------------------------------------------------------ other objects
+
+    def _other(self, kind: type, value: Any) -> None:
+        if isinstance(value, type):
+            self._class(value)
+            return
+        if isinstance(value, enum.Enum):
+            self._remember(value)
+            self._parts.append(b"E")
+            self._add(kind)
+            self._add(value.name)
+            self._add(value._value_)
+            return
+        if (special := _special(kind, value)) is not None:
+            special(self, value)
+            return
+        if isinstance(value, types.ModuleType):
+            self._module(value)
+            return
+        self._remember(value)
+        try:
+            reduced = _reduce(kind, value)
+        except NoCanonicalFormError:
+            raise
+        except Exception as error:
+            raise NoCanonicalFormError(f"a {_class_name(kind)}, which has no canonical form ({error})") from None
+        if isinstance(reduced, str):
+            module = getattr(value, "__module__", None) or pickle.whichmodule(value, reduced)  # type: ignore[attr-defined]
+            self._parts.append(b"G")
+            self._sized(b"g", kind.__name__.encode())
+            if is_own_module(module):
+                self._sized(b"g", f"{reduced}".encode())
+            else:
+                self._named(b"g", module, reduced)
+            return
+        self._parts.append(b"O")
+        self._reduced(kind, reduced)
+
+    def _reduced(self, kind: type, reduced: tuple[Any, ...]) -> None:
+        function, arguments, *rest = reduced
+        state: Any
+        items: Any
+        pairs: Any
+        state, items, pairs, *_ = (*rest, None, None, None)
+        self._alive.append(reduced)
+        self._step("", function)
+        if getattr(function, "__name__", "") in ("__newobj__", "__newobj_ex__") and arguments:
+            self._step("", arguments)
+        else:
+            self._step("()", arguments)
+        if isinstance(state, dict):
+            self._parts.append(b"D" + len(state).to_bytes(6, "little"))
+            for name, item in state.items():
+                self._add(name)
+                self._step(f".{name}", item)
+        elif isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
+            self._step("", state[0])
+            for name, item in state[1].items():
+                self._add(name)
+                self._step(f".{name}", item)
+            self._parts.append(b"D" + len(state[1]).to_bytes(6, "little"))
+        else:
+            self._step(".state", state)
+        self._parts.append(b"I")
+        for index, item in enumerate(items or ()):
+            self._step(f"[{index}]", item)
+        self._parts.append(b"P")
+        for key, item in pairs or ():
+            self._add(key)
+            self._step(f"[{_short(key)}]", item)
+        self._parts.append(b".")
+
+    def _step(self, step: str, value: Any) -> None:
+        try:
+            self._add(value)
+        except NoCanonicalFormError as error:
+            raise error.at(step) from None
+
+    # ------------------------------------------------------------ arrays and tensors
+
+    def _array(self, value: Any) -> None:
+        self._remember(value)
+        fortran = value.flags.f_contiguous and not value.flags.c_contiguous
+        kind = value.dtype
+        self._parts.append(b"A" + (b"F" if fortran else b"C") + f"{value.shape}".encode())
+        if kind.names is None and kind.kind in "biufcSUmMV" and kind.metadata is None and kind.subdtype is None:
+            self._sized(b"T", kind.str.encode())
+        else:
+            self._step(".dtype", kind)
+        if kind.hasobject:
+            self._items(b"o", value.ravel("F" if fortran else "C").tolist())
+            return
+        flat = value.ravel("F" if fortran else "C")  # no copy where it is contiguous
+        self._sized(b"B", memoryview(flat.view("u1")) if flat.size and kind.itemsize else b"")
+
+    def _tensor(self, value: Any) -> None:
+        self._remember(value)
+        torch = sys.modules["torch"]
+        if value.layout != torch.strided or value.is_quantized or value.is_meta:
+            raise NoCanonicalFormError(f"a tensor of layout {value.layout}, which has no canonical form")
+        device = value.device.type
+        steps = "" if value.is_contiguous() else str(value.stride())
+        self._add(type(value))
+        self._sized(b"X", f"{value.dtype} {tuple(value.shape)} {steps} {value.requires_grad} {device}".encode())
+        content = value.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        self._sized(b"B", memoryview(content.view(torch.uint8).numpy()) if content.numel() else b"")
+        if extra := getattr(value, "__dict__", None):
+            self._step(".__dict__", extra)
+
+    # ------------------------------------------------------------ nodes
+
+    def _node(self, label: str, value: Any, fill: Callable[[], None]) -> None:
+        """Mention a node, and describe it if it is new."""
+        number = self._labels[label] = self._labels.get(label, 0) + 1
+        name = label if number == 1 else f"{label} #{number}"
+        mention = b"N" + digest(name.encode())[:12]
+        self._memo[id(value)] = mention
+        self._alive.append(value)
+        self._parts.append(mention)
+        slot = len(self.nodes)
+        self.nodes.append(None)
+        parts, here, count = self._parts, self._here, self._count
+        self._parts, self._here, self._count = [], mention, 0
+        try:
+            fill()
+            self.nodes[slot] = Node(name, digest(b"".join(self._parts)))
+        except NoCanonicalFormError as error:
+            raise error.at(f"{label}: " if label.startswith(("global", "closure", "default")) else "") from None
+        finally:
+            self._parts, self._here, self._count = parts, here, count
+
+    def _value_node(self, label: str, value: Any) -> None:
+        """A value by name. Functions and classes are nodes themselves."""
+        if isinstance(value, (type, types.FunctionType, types.ModuleType)) or id(value) in self._memo:
+            self._step(f"{label}: ", value)
+            return
+        self._node(label, _Mention(), lambda: self._add(value))
+
+    def _function(self, value: types.FunctionType) -> None:
+        own = is_own_file(value.__code__.co_filename, value.__globals__.get("__name__"))
+        plain = not value.__closure__ and not value.__dict__ and not value.__defaults__ and not value.__kwdefaults__
+        if not own and plain and "<locals>" not in value.__qualname__:
+            self._named(b"m", value.__module__ or "", value.__qualname__)
+            return
+        registry = getattr(value, "registry", None)
+        if registry is not None and isinstance(registry, types.MappingProxyType) and not own:
+            self._node(f"function {value.__qualname__}", value, lambda: self._dispatch(registry))
+            return
+        self._node(f"function {value.__qualname__}", value, lambda: self._whole_function(value, own))
+
+    def _dispatch(self, registry: Mapping[Any, Any]) -> None:
+        """Add the function of each class that `functools.singledispatch` chooses from."""
+        for kind, function in registry.items():
+            self._add(kind)
+            self._add(function)
+
+    def _whole_function(self, value: types.FunctionType, own: bool) -> None:
+        code = value.__code__
+        if own:
+            self._code(code)
+        else:
+            self._named(b"m", value.__globals__.get("__name__", ""), value.__qualname__)
+            self._sized(b"C", code.co_code)
+        for name, cell in zip(code.co_freevars, value.__closure__ or (), strict=True):
+            self._add(name)
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                self._parts.append(b"empty")
+                continue
+            self._value_node(f"closure {value.__name__}.{name}", content)
+        names = code.co_varnames[: code.co_argcount]
+        defaults = value.__defaults__ or ()
+        for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
+            self._value_node(f"default {value.__name__}({name})", default)
+        for name, default in sorted((value.__kwdefaults__ or {}).items()):
+            self._value_node(f"default {value.__name__}({name})", default)
+        self._parts.append(b"a")
+        for name, item in value.__dict__.items():
+            self._add(name)
+            self._step(f"{value.__name__}.{name}", item)
+        for name, item in value.__annotations__.items() if own else ():
+            self._add(name)
+            try:
+                self._parts.append(self.of(item))
+            except NoCanonicalFormError:
+                self._sized(b"h", type(item).__name__.encode())
+        if own:
+            self._reads(value)
+
+    def _reads(self, value: types.FunctionType) -> None:
+        """The global names that a function reads, with their values now."""
+        cells = {}
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                cells[name] = cell.cell_contents
+            except ValueError:
+                continue
+        scope, built_in = value.__globals__, vars(builtins)
+        self._parts.append(b"u")
+        for chain in sorted(set(_chains(value.__code__))):
+            if chain[0] == "import":
+                self._imported(chain[1], int(chain[2]), chain[3:], scope)
+                continue
+            name = chain[0]
+            if name.startswith(_OF_CLOSURE):
+                name = name[1:]
+                found = cells.get(name)
+                if not isinstance(found, types.ModuleType):
+                    continue  # it is described as a closure
+            elif name in scope:
+                found = scope[name]
+            else:
+                self._add(f"builtin {name}" if name in built_in else f"missing {name}")
+                continue
+            self._chain(name, found, chain[1:])
+
+    def _chain(self, name: str, found: Any, rest: tuple[str, ...]) -> None:
+        """A global, and the attributes of modules that code reaches from it."""
+        self._add(name)
+        for attribute in rest:
+            if not (isinstance(found, types.ModuleType) and is_own_module(found)):
+                break
+            following = vars(found).get(attribute, _NOTHING)
+            if following is _NOTHING:
+                self._add(f"missing {attribute}")
+                return
+            name, found = f"{name}.{attribute}", following
+            self._add(name)
+        self._value_node(f"global {name}", found)
+
+    def _imported(self, module: str, level: int, names: tuple[str, ...], scope: Mapping[str, Any]) -> None:
+        """An import inside of a function: of an installed package, or of a module of the program's."""
+        if level:
+            package = scope.get("__package__") or scope.get("__name__", "").rpartition(".")[0]
+            try:
+                module = importlib.util.resolve_name("." * level + module, package)
+            except (ImportError, ValueError):
+                self._add(f"missing {module}")
+                return
+        self._add(f"import {module}")
+        loaded = sys.modules.get(module)
+        if loaded is None:
+            try:
+                if importlib.util.find_spec(module) is None:
+                    self._add("missing")
+                    return
+                loaded = importlib.import_module(module)
+            except Exception as error:  # the program's own code runs
+                self._add(f"fails {type(error).__name__}")
+                return
+        if not is_own_module(loaded):
+            self._named(b"M", module, "")
+            return
+        for name in names:
+            found = vars(loaded).get(name, _NOTHING)
+            if found is _NOTHING:
+                found = sys.modules.get(f"{module}.{name}", _NOTHING)
+            self._chain(f"{module.rpartition('.')[2]}.{name}", None if found is _NOTHING else found, ())
+        if not names:
+            self._own_module(sys.modules[module.partition(".")[0]])
+            self._own_module(loaded)
+
+    def _own_module(self, module: types.ModuleType) -> None:
+        """A module of the program's that is used as a value: everything in it counts."""
+        known = self._memo.get(id(module))
+        if known is not None:
+            self._parts.append(known)
+            return
+        self._node(f"module {module.__name__.rpartition('.')[2]}", module, lambda: self._module_content(module))
+
+    def _module_content(self, module: types.ModuleType) -> None:
+        for name, found in sorted(vars(module).items()):
+            if name.startswith("__") and name != "__all__":
+                continue
+            if isinstance(found, types.ModuleType):
+                self._add(name)
+                if is_own_module(found):
+                    self._own_module(found)
+                else:
+                    self._named(b"M", found.__name__, "")
+                continue
+            self._add(name)
+            self._value_node(f"global {module.__name__.rpartition('.')[2]}.{name}", found)
+
+    def _class(self, value: type) -> None:
+        module = value.__module__ if isinstance(value.__module__, str) else "builtins"
+        if not is_own_module(module):
+            self._named(b"K", module, value.__qualname__)
+            return
+        known = self._memo.get(id(value))
+        if known is not None:
+            self._parts.append(known)
+            return
+        self._node(f"class {value.__qualname__}", value, lambda: self._whole_class(value))
+
+    def _whole_class(self, value: type) -> None:
+        self._add(value.__qualname__)
+        self._add(type(value))
+        self._items(b"t", value.__bases__)
+        if issubclass(value, enum.Enum):
+            members = set(value.__members__)
+            for name, member in value.__members__.items():
+                self._add(name)
+                self._step(f".{name}", member._value_)
+        else:
+            members = set()
+        for name, item in sorted(vars(value).items()):
+            if name in _DROPPED or name in members:
+                continue
+            self._add(name)
+            self._step(f"{value.__qualname__}.{name}: ", _Attribute(item) if name == "__slots__" else item)
+
+    def _code(self, code: types.CodeType) -> None:
+        """Add the instructions of a function, without the place where it was written."""
+        docstring = _unused_docstring(code)
+        self._items(
+            b"t",
+            (
+                code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags,
+                code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
+                getattr(code, "co_exceptiontable", b""),
+            ),
+        )  # fmt: skip
+        self._parts.append(len(code.co_consts).to_bytes(4, "little"))
+        for index, constant in enumerate(code.co_consts):
+            if isinstance(constant, types.CodeType):
+                self._add(constant.co_name)
+                self._code(constant)
+            elif index == 0 and docstring:
+                self._parts.append(b"doc")
+            else:
+                self._add(constant)
+
+    # ------------------------------------------------------------ kinds of callables and descriptors
+
+    def _pair(self, tag: bytes, *values: Any) -> None:
+        self._parts.append(tag)
+        for value in values:
+            self._add(value)
+
+    def _wrapped(self, value: Any) -> None:
+        self._remember(value)
+        self._pair(b"w", type(value).__name__, value.__func__)
+
+    def _property(self, value: property) -> None:
+        self._remember(value)
+        self._pair(b"q", value.fget, value.fset, value.fdel)
+
+    def _cached_property(self, value: Any) -> None:
+        self._remember(value)
+        self._pair(b"Q", value.func, value.attrname)
+
+    def _method(self, value: types.MethodType) -> None:
+        self._pair(b"n", value.__self__, value.__func__)
+
+    def _builtin(self, value: types.BuiltinFunctionType) -> None:
+        owner = value.__self__
+        if owner is None or isinstance(owner, types.ModuleType):
+            module = value.__module__ or getattr(owner, "__name__", "builtins")
+            loaded = sys.modules.get(module)
+            if loaded is not None and is_own_module(loaded):
+                self._own_library(loaded, value.__name__)
+            else:
+                self._named(b"m", module, value.__qualname__)
+        else:
+            self._pair(b"n", owner, value.__name__)
+
+    def _own_library(self, module: types.ModuleType, name: str) -> None:
+        """A function of an extension module that the program has built itself."""
+        with open(module.__file__ or "", "rb") as file:
+            content = buffer_digest(file.read())
+        self._parts.append(b"L" + content)
+        self._add(name)
+
+    def _descriptor(self, value: Any) -> None:
+        owner = value.__objclass__
+        self._add(type(value).__name__)
+        self._add(value.__name__)
+        if not is_own_module(owner.__module__):
+            self._add(owner)
+
+    def _cached(self, value: Any) -> None:
+        self._remember(value)
+        self._pair(b"C", value.__wrapped__, value.cache_parameters())
+
+    def _ref(self, value: Any) -> None:
+        if self._ref_key is None:
+            raise NoCanonicalFormError("an ObjectRef, which has no canonical form here")
+        self._parts.append(b"@" + self._ref_key(value))
+
+    def _remote_function(self, value: Any) -> None:
+        self._remember(value)
+        self._pair(b"F", value._function, dict(value._options.given))
+
+    def _refused(self, value: Any) -> None:
+        raise NoCanonicalFormError(f"a {_class_name(type(value))}, which has no canonical form")
+
+    def _pattern(self, value: re.Pattern[Any]) -> None:
+        self._pair(b"/", value.pattern, value.flags)
+
+    def _date(self, value: Any) -> None:
+        self._sized(b"D", f"{type(value).__name__} {value!r}".encode())
+
+
+class _Mention:
+    """Stands for a value that has a node of its own for a name, though it may be met again without it."""
+
+
+class _Attribute:
+    """`__slots__` of a class: names in any kind of container."""
+
+    def __init__(self, names: Any) -> None:
+        self.names = (names,) if isinstance(names, str) else tuple(names)
+
+
+Adder = Callable[[Canonical, Any], None]
+
+_ADDERS: dict[type, Adder] = {
+    list: Canonical._list,
+    dict: Canonical._dict,
+    set: Canonical._set,
+    frozenset: Canonical._set,
+    bytearray: Canonical._bytearray,
+    complex: Canonical._complex,
+    type(...): Canonical._constant,
+    type(NotImplemented): Canonical._constant,
+    slice: Canonical._slice,
+    range: Canonical._range,
+    memoryview: Canonical._view,
+    pickle.PickleBuffer: Canonical._view,
+    types.MappingProxyType: Canonical._proxy,
+    types.ModuleType: Canonical._module,
+    types.FunctionType: Canonical._function,
+    types.CodeType: Canonical._code,
+    types.MethodType: Canonical._method,
+    types.BuiltinFunctionType: Canonical._builtin,
+    types.WrapperDescriptorType: Canonical._descriptor,
+    types.MethodDescriptorType: Canonical._descriptor,
+    types.ClassMethodDescriptorType: Canonical._descriptor,
+    types.MemberDescriptorType: Canonical._descriptor,
+    types.GetSetDescriptorType: Canonical._descriptor,
+    staticmethod: Canonical._wrapped,
+    classmethod: Canonical._wrapped,
+    property: Canonical._property,
+    functools.cached_property: Canonical._cached_property,
+    functools._lru_cache_wrapper: Canonical._cached,
+    re.Pattern: Canonical._pattern,
+    datetime.date: Canonical._date,
+    datetime.timedelta: Canonical._date,
+    _Attribute: lambda made, value: made._items(b"t", value.names),
+    types.GeneratorType: Canonical._refused,
+    types.CoroutineType: Canonical._refused,
+    types.FrameType: Canonical._refused,
+    types.TracebackType: Canonical._refused,
+}
+
+
+def register(kind: type, adder: Adder) -> None:
+    """Say how values of exactly one class are written."""
+    _ADDERS[kind] = adder
+
+
+_OURS: dict[str, Adder] = {
+    "ObjectRef": Canonical._ref,
+    "RemoteFunction": Canonical._remote_function,
+    "ActorHandle": Canonical._refused,
+    "ActorMethod": Canonical._refused,
+    "ObjectRefGenerator": Canonical._refused,
+    "PlacementGroup": Canonical._refused,
+}
+"""Classes of hpcray by name: those above this room cannot be imported here."""
+
+
+def _special(kind: type, value: Any) -> Adder | None:
+    """How a value is written whose class is known by name only, so that its package need not be imported."""
+    module = kind.__module__.partition(".")[0]
+    if module == "numpy" and kind.__name__ == "ndarray":
+        return Canonical._array
+    if module == "hpcray":
+        return _OURS.get(kind.__name__)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        return Canonical._tensor
+    return None
+
+
+def _reduce(kind: type, value: Any) -> Any:
+    if (reducer := copyreg.dispatch_table.get(kind)) is not None:
+        return reducer(value)
+    return value.__reduce_ex__(4)
+
+
+def _int_bytes(value: int) -> bytes:
+    return b"%d" % value if -(1 << 63) <= value < (1 << 63) else b"%x" % value
+
+
+def _class_name(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _short(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # code of the user
+        text = type(value).__name__
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _unused_docstring(code: types.CodeType) -> bool:
+    """Return True if the first constant of a function is its docstring and nothing else."""
+    consts = code.co_consts
+    if not consts or not isinstance(consts[0], str):
+        return False
+    if "__doc__" in code.co_names or not code.co_flags & 2:  # CO_NEWLOCALS: a function, not a module
+        return False
+    return not any(step.opcode in dis.hasconst and step.arg == 0 for step in dis.get_instructions(code))
+
+
+def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
+    """Yield each name that code reads: a global with the attributes that follow it; for an import "import", the module,
+    its level and the names."""
+    chain: list[str] = []
+    constants: list[Any] = [None, None]
+    imported: list[str] = []
+    for step in dis.get_instructions(code):
+        name = step.opname
+        if name in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "NOP", "RESUME"):
+            continue
+        if chain and name in _ATTRIBUTES:
+            chain.append(str(step.argval))
+            continue
+        if chain:
+            yield tuple(chain)
+            chain = []
+        if imported and name == "IMPORT_FROM":
+            imported.append(str(step.argval))
+            continue
+        if imported and not name.startswith(("STORE_", "POP_TOP")):
+            yield tuple(imported)
+            imported = []
+        if name in _LOADS:
+            chain = [str(step.argval)]
+        elif name in _CLOSURE_LOADS:
+            chain = [_OF_CLOSURE + str(step.argval)]
+        elif name == "IMPORT_NAME":
+            level = constants[-2] if isinstance(constants[-2], int) else 0
+            imported = ["import", str(step.argval), str(level)]
+        elif step.opcode in dis.hasconst or name == "LOAD_SMALL_INT":
+            constants = [constants[-1], step.argval]
+        if name.startswith("STORE_") and imported and len(imported) == 3:
+            yield tuple(imported)
+            imported = []
+    if chain:
+        yield tuple(chain)
+    if imported:
+        yield tuple(imported)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _chains(constant)
