@@ -207,7 +207,7 @@ class HeadReplicator:
         self._held_replies: deque[tuple[int, Send]] = deque()
         self._new_replies: list[tuple[bytes, m.GcsReply]] = []
         self._hand_over_at: tuple[int, m.HeadLost] | None = None
-        node_manager.set_settled(lambda node: self._settled_frames().get(node, 0))
+        node_manager.settled_counts.append(lambda node: self._settled_frames().get(node, 0))
         writer.sinks.append(self.append)
         raylet.registrar = self
         raylet.loop.each_turn.append(self._turn)

@@ -355,7 +355,7 @@ class _NodeServer:
         spill_io = SpillIo(raylet, self._spill_files)
         frames = FrameSlotRouter(node.arena, node.frame_slots, router)
         loop.share_frames(frames)
-        transports.receive_into(frames.take)
+        transports.receive_into(frames)
         raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection, log_monitor, frames)
 
     def _processes_to_watch(self, life_fd: int) -> list[ProcessIdentity]:

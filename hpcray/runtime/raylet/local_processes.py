@@ -352,7 +352,7 @@ def share_descriptors(
             reported_at = loop.now
             log(f"a process was turned away: no descriptor is left of {files}; hint: raise ulimit -n")
 
-    listener.on_full = report_refusal
+    listener.full_listeners.append(report_refusal)
 
 
 # ------------------------------------------------------------ garbage collection
