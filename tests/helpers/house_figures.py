@@ -124,7 +124,7 @@ LINES_OF_CODE = {
     "runtime_env": 1131,
     "state": 3998,
     "tensors": 3321,
-    "top": 1167,
+    "top": 1172,
     "transport": 1874,
     "util": 3553,
 }
