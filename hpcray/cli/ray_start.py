@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from hpcray import ray_api
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
+from hpcray.platform.python_lines import module_line
 from hpcray.ray_start.flags import START_FLAGS, StartFlag
 from hpcray.ray_start.start import Started, StartRequest, start_and_return, start_and_stay, write_failure
 from hpcray.ray_start.stop import GRACE, SeveralAllocationsError, stop_nodes
@@ -101,7 +101,11 @@ def _report(request: StartRequest, started: Started) -> None:
 
 def _rest_api(started: Started) -> list[str]:
     """Start Ray's REST API beside a head, as HPCRAY_RAY_API=1 asks for it, and return what it says once it serves."""
-    line = [sys.executable, "-m", ray_api.__name__, started.session_dir, str(started.dashboard_port)]
+    try:
+        from hpcray.ray_api import server
+    except ImportError as error:
+        return [f"no REST API of Ray's: {error}; hint: pip install 'hpcray[observe]'"]
+    line = module_line(server.__name__, started.session_dir, str(started.dashboard_port))
     child = subprocess.Popen(
         line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         start_new_session=True,

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shlex
+import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -18,10 +21,11 @@ from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES
 from hpcray.platform.session_directory import read_session
 from hpcray.platform.tcp_peers import refuse_strangers
 from hpcray.ray_api.app import RayApi
-from hpcray.ray_api.gate import Gate
+from hpcray.ray_api.gate import Gate, api_token
 from hpcray.ray_api.packages import UploadedPackages
 from hpcray.ray_start.surroundings import addresses_of, is_loopback, is_own_address
 from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.state import attached
 
 PORT = 8265
 """Port of the dashboard of Ray, whose clients look for the API there."""
@@ -123,3 +127,56 @@ def serving(process: CoreWorker, sock: socket.socket, place: ApiAddress, token: 
         finally:
             server.should_exit = True
             thread.join(_END_TIMEOUT)
+
+
+# ------------------------------------------------------------ beside a head of `ray start`
+# A process of its own on the head's host, which ends with its node: HPCRAY_RAY_API=1 asks for it. What Ray's clients
+# need is printed; then standard output is closed.
+#     python -m hpcray.ray_api.server SESSION_DIRECTORY PORT
+
+
+_LOOK = 0.5  # seconds
+
+
+def exports_of(url: str, exports: dict[str, str]) -> Iterator[str]:
+    """Yield the lines by which a shell's clients of Ray find a server."""
+    yield f"Ray's REST API at {url}; for Ray's clients:"
+    for name, text in {"RAY_API_SERVER_ADDRESS": url, **exports}.items():
+        yield f"  export {name}={shlex.quote(text)}"
+
+
+def serve(session_dir: str, port: int) -> None:
+    """Serve the API until the node has ended, or a signal comes.
+
+    Raises:
+        OSError: the port is taken, or a file cannot be used. ValueError: the token cannot be used.
+        ConnectionError: there is no such node.
+    """
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: over.set())
+    place = ApiAddress(port=port)
+    with contextlib.closing(place.listen()) as sock, attached(session_dir) as process:
+        token = api_token(os.environ, path_beside(session_dir, sock, "token"))
+        try:
+            with serving(process, sock, place, token.value):
+                print(*exports_of(place.url(sock), token.exports()), sep="\n", flush=True)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+                _wait(process, over)
+        finally:
+            if token.is_new:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(token.path)
+
+
+def _wait(process: CoreWorker, over: threading.Event) -> None:
+    while process.dead is None and not over.wait(_LOOK):
+        pass
+
+
+if __name__ == "__main__":
+    try:
+        serve(sys.argv[1], int(sys.argv[2]))
+    except (OSError, ValueError) as error:
+        print(f"no REST API of Ray's at port {sys.argv[2]}: {error}", flush=True)
+        sys.exit(1)

@@ -1,17 +1,25 @@
-"""How `ray start --address` looks for its head: in the directory of secrets, and at its bell."""
+"""How `ray start --address` looks for its head: in the directory of secrets, at its bell, and through Slurm."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.config_files import launch_config
-from hpcray.ray_start.clusters import Asker, SeveralClustersError, clusters_named, parse_cluster_name
-from hpcray.ray_start.registry import KnownCluster, Registry
-from hpcray.ray_start.surroundings import own_names, resolve
-from hpcray.runtime.node.joining import SILENT
+from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.python_lines import module_line
+from hpcray.ray_start.clusters import Asker, ClusterName, SeveralClustersError, clusters_named, parse_cluster_name
+from hpcray.ray_start.registry import KnownCluster, Registry, nodes_here
+from hpcray.ray_start.surroundings import addresses_of, own_names, resolve
+from hpcray.runtime.node.join_token import SILENT
 
 # ------------------------------------------------------------ bell
 # The bell of a head: a TCP port that accepts, reads nothing, says nothing and closes, for scripts that test it.
@@ -84,6 +92,104 @@ def _connects(host: str, port: int) -> bool:
     return True
 
 
+# ------------------------------------------------------------ through Slurm
+# A step on the head's host, which says that a head is up that has no bell, and whose file does not come. Nodes whose
+# homes are their own never see the secret of their head. Only where the directory of secrets is on a file system of
+# this host alone is there reason to suspect that, and so a step is started for it.
+
+_SHARED = (
+    "9p", "afs", "beegfs", "ceph", "cifs", "dvs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "orangefs", "panfs",
+    "pvfs2", "smb", "wekafs",
+)  # fmt: skip
+"""Beginnings of the names of file systems that hosts share."""
+_LOOK = 0.3
+_LONGEST = 600.0
+_TIMEOUT = 10.0
+
+
+def is_of_this_host(path: str, mounts: str = "/proc/self/mounts") -> bool:
+    """True if a path is on a file system that other hosts do not share, as far as its kind says."""
+    path, best, kind = os.path.realpath(path), "", ""
+    with contextlib.suppress(OSError), open(mounts, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            _, place, found, *_ = line.split(" ")
+            place = place.replace("\\040", " ")
+            if os.path.commonpath([path, place]) == place and len(place) >= len(best):
+                best, kind = place, found
+    return bool(kind) and not kind.startswith(_SHARED)
+
+
+class HeadProbe:
+    """The step that looks for the head. `is_up` says what it has found.
+
+    Args:
+        name: H:P of the cluster.
+        job, node: of Slurm's.
+    """
+
+    def __init__(self, name: ClusterName, job: str, node: str) -> None:
+        line = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet"]
+        line += ["--mpi=none", "--export=ALL", *module_line(__name__, name.text)]
+        null = subprocess.DEVNULL
+        self._step = subprocess.Popen(
+            line, env=outside_of_job(os.environ), stdin=null, stdout=null, stderr=null, start_new_session=True
+        )
+
+    @classmethod
+    def of(cls, name: ClusterName, allocation: str, environ: Mapping[str, str]) -> HeadProbe | None:
+        """Start a step on the head's host; None where there is no Slurm, or that host is not in the job of this one."""
+        if shutil.which("srun") is None or name.is_local:
+            return None
+        job, nodes = _job_here(allocation, environ)
+        wanted = {name.host, name.host.partition(".")[0], *resolve(name.host)}
+        for node in nodes:
+            if wanted & {node, *addresses_of(node)}:
+                return cls(name, job, node)
+        return None
+
+    @property
+    def is_up(self) -> bool:
+        """True once the step has found the head."""
+        return self._step.poll() == 0
+
+    def close(self) -> None:
+        """End the step."""
+        if self._step.poll() is None:
+            self._step.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._step.wait(_TIMEOUT)
+
+
+def _job_here(allocation: str, environ: Mapping[str, str]) -> tuple[str, Sequence[str]]:
+    """The Slurm job around this process, or the only one of this user on this host; and the names of its nodes."""
+    kind, _, job = allocation.partition("-")
+    if kind == "slurm" and environ.get("SLURM_JOB_ID") == job and environ.get("SLURM_JOB_NODELIST"):
+        return job, expand_nodes(environ["SLURM_JOB_NODELIST"])
+    which = ["--jobs", job] if kind == "slurm" else ["--me", "--nodelist", own_names()[1]]
+    try:
+        said = subprocess.run(
+            ["squeue", "--noheader", "--states=RUNNING", "--format=%A %N", *which],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_TIMEOUT, check=True,
+        )  # fmt: skip
+        ((job, names),) = [line.split() for line in said.stdout.splitlines()]
+        return job, expand_nodes(names)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return "", []
+
+
+def _look(text: str) -> bool:
+    """Look on this host until a head of that name is up."""
+    name = parse_cluster_name(text)
+    assert name is not None
+    deadline = time.monotonic() + _LONGEST
+    while time.monotonic() < deadline:
+        asker = Asker("", frozenset(own.lower() for own in own_names()), frozenset(resolve(name.host)))
+        if clusters_named(name, [node.cluster for node in nodes_here(os.environ) if node.head], asker):
+            return True
+        time.sleep(_LOOK)
+    return False
+
+
 # ------------------------------------------------------------ head search
 
 
@@ -94,6 +200,8 @@ _AFTER_BELL = 4.0
 """Seconds after the head is known to be up in which its file has to be seen: shared file systems may be late."""
 _TRIES = 3
 _FIRST_WORD = 5.0
+_PROBE_AFTER = 2.0
+"""Seconds without a bell after which a step of Slurm's looks for a head whose file cannot come."""
 _RAYS_LIMITS = {
     "RAY_NUM_REDIS_GET_RETRIES": 1.0,
     "RAY_gcs_rpc_server_connect_timeout_s": 1.0,
@@ -138,6 +246,9 @@ class HeadSearch:
         self._told = False
         self._silent: dict[str, str] = {}  # clusters whose heads do not answer, and why
         self._tries: dict[str, int] = {}
+        self._environ = environ
+        self._probe: HeadProbe | None = None
+        self._may_probe = is_of_this_host(registry.path)
 
     def next(self) -> KnownCluster | None:
         """The cluster to join; None while there is none.
@@ -155,10 +266,11 @@ class HeadSearch:
         self._listen(now)
         waited = now - self._begun
         if now - self._up_since > _AFTER_BELL:
+            how = "a bell answers there, which may also be another user's" if self._probe is None else "on its host"
             raise StartupError(
-                f"a head is up at {self._address} (a bell answers there, which may also be another user's), and "
-                f"{self._registry.path}, where this node looked for its secret, has no file of it{self._of_silent()}; "
-                "hint: HPCRAY_START_DIR names a directory of yours, of mode 700, that all nodes see"
+                f"a head is up at {self._address} ({how}), and {self._registry.path}, where this node looked for its "
+                f"secret, has no file of it{self._of_silent()}; hint: HPCRAY_START_DIR names a directory of yours, of "
+                "mode 700, that all nodes see"
             )
         if waited > self._limit:
             raise StartupError(
@@ -173,6 +285,11 @@ class HeadSearch:
                 f"{self._of_stranger()}"
             )
         return None
+
+    def close(self) -> None:
+        """Nothing more is looked for."""
+        if self._probe is not None:
+            self._probe.close()
 
     def pause(self) -> None:
         """Wait a moment before the next look."""
@@ -223,6 +340,12 @@ class HeadSearch:
         if self._name is None or now < self._next_bell or self._up_since != float("inf"):
             return
         self._next_bell = now + _BELL_INTERVAL
+        if self._may_probe and now - self._begun > _PROBE_AFTER:
+            self._may_probe = False
+            self._probe = HeadProbe.of(self._name, self._allocation, self._environ)
+        if self._probe is not None and self._probe.is_up:
+            self._up_since = now
+            return
         found = who_listens(self._name.host, self._name.port)
         self._stranger = found == STRANGER
         if found == BELL:
@@ -233,3 +356,7 @@ class HeadSearch:
 
     def _of_silent(self) -> str:
         return "; known are " + "; ".join(self._silent.values()) if self._silent else ""
+
+
+if __name__ == "__main__":
+    sys.exit(0 if _look(sys.argv[1]) else 1)

@@ -67,7 +67,8 @@ def is_being_called(environ: Mapping[str, str], proc: str = "/proc") -> bool:
     Args:
         environ: of the program. Outside of an allocation a script of another shell says nothing about it.
     """
-    if not any(environ.get(name) for name in JOB_VARIABLES.values()):
+    job = next((f"{name}={environ[name]}" for name in JOB_VARIABLES.values() if environ.get(name)), "")
+    if not job:
         return False
     # The launcher of this program's own step has all of a script in its line: also what is not run, or is over.
     wanted = _COMMAND if any(environ.get(name) for name in _IN_STEP) else _COMMAND_OR_SCRIPT
@@ -77,6 +78,12 @@ def is_being_called(environ: Mapping[str, str], proc: str = "/proc") -> bool:
             with contextlib.suppress(OSError):
                 if os.stat(f"{proc}/{name}").st_uid == uid:
                     with open(f"{proc}/{name}/cmdline", "rb", buffering=0) as file:
-                        if wanted.search(file.read(_LONGEST_LINE)):
-                            return True
+                        found = wanted.search(file.read(_LONGEST_LINE))
+                    if found and _has_variable(f"{proc}/{name}/environ", job):
+                        return True
     return False
+
+
+def _has_variable(path: str, wanted: str) -> bool:
+    with open(path, "rb") as file:
+        return wanted.encode() in file.read().split(b"\0")

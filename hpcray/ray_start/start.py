@@ -44,7 +44,15 @@ from hpcray.ray_start.registry import (
     publish_node,
 )
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
-from hpcray.ray_start.surroundings import dies_with_step, offered_cpus, own_allocation, own_cgroups, own_names, resolve
+from hpcray.ray_start.surroundings import (
+    absent_devices,
+    dies_with_step,
+    offered_cpus,
+    own_allocation,
+    own_cgroups,
+    own_names,
+    resolve,
+)
 from hpcray.runtime.node.join_token import request_join_token
 from hpcray.runtime.node.options import NodeOptions
 
@@ -180,6 +188,9 @@ class NodeStart:
         registry.sweep(request.allocation)
         registry.write_call(self._call)
         strip_launcher_variables(os.environ)
+        if absent := absent_devices(os.environ):
+            self._log(f"UCX_NET_DEVICES={absent} names no device of {socket.gethostname()}: this node goes without it")
+            del os.environ["UCX_NET_DEVICES"]
         for name in _OF_LAUNCHER:
             os.environ.pop(name, None)
         try:
@@ -302,6 +313,13 @@ class NodeStart:
     def _join(self) -> NodeChild:
         request = self._request
         search = HeadSearch(self._registry, request.address, request.allocation, request.environ, self._log)
+        try:
+            return self._join_found(search)
+        finally:
+            search.close()
+
+    def _join_found(self, search: HeadSearch) -> NodeChild:
+        request = self._request
         while True:
             known = search.next()
             if known is None:

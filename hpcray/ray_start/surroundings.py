@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -125,6 +126,7 @@ def _has_link_local(address: str) -> bool:
 
 
 _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
+_STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.")
 _STEP = re.compile(r"/job_\d+/step_(?!extern\b)[^/\n]+")
 
 
@@ -148,8 +150,23 @@ def dies_with_step(cgroups: str) -> bool:
 
 
 def own_allocation(environ: Mapping[str, str]) -> str:
-    """`allocation_of` this process."""
-    return allocation_of(environ, own_cgroups())
+    """`allocation_of` this process. Some scripts remove all of Slurm's variables before they start Ray: it is
+    that of the slurmstepd above them then."""
+    return allocation_of(environ, own_cgroups()) or allocation_of_ancestors(os.getpid())
+
+
+def allocation_of_ancestors(pid: int, proc: str = "/proc") -> str:
+    """The name of the batch job of a process by the slurmstepd that has started it, or its parents; "" for none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            with open(f"{proc}/{pid}/stat", "rb") as file:
+                name, _, fields = file.read().rpartition(b")")
+            if name.endswith(b"(slurmstepd"):
+                with open(f"{proc}/{pid}/cmdline", "rb") as file:
+                    if found := _STEP_DAEMON.match(file.read()):
+                        return f"slurm-{found[1].decode()}"
+            pid = int(fields.split()[1])
+    return ""
 
 
 def own_cgroups() -> str:
@@ -205,3 +222,18 @@ def offered_cpus(environ: Mapping[str, str]) -> tuple[int | None, str]:
         f"this node offers the {known} CPUs that the job has on {socket.gethostname()}, and its step is bound to "
         f"{bound}; hint: srun --cpus-per-task={known}, or --cpu-bind=none"
     )
+
+
+def absent_devices(environ: Mapping[str, str], devices: str = "/sys/class") -> str:
+    """The value of UCX_NET_DEVICES where it names devices of which this host has none, "" else. Scripts carry such
+    lines from one cluster to another; Ray's nodes never hear of them, and UCX would find no way to any other node.
+
+    Args:
+        devices: the directory in which the kernel shows them.
+    """
+    given = environ.get("UCX_NET_DEVICES", "")
+    names = [name.partition(":")[0] for name in given.lstrip("^").split(",")]
+    if not given or given.startswith("^") or "all" in names:
+        return ""
+    known = [os.path.join(devices, kind, name) for kind in ("net", "infiniband") for name in names if name]
+    return "" if any(map(os.path.exists, known)) else given

@@ -141,7 +141,8 @@ HOLD=300 "$PYTHON" program.py 2
     assert not [name for name in scripts.files() if name.endswith(".cluster")]
 
 
-def test_homes_that_are_not_shared_are_named_within_seconds(scripts: Scripts) -> None:
+@pytest.mark.parametrize("port", ["--port=6379", "--dashboard-port=8265"])  # with a bell, and without one
+def test_homes_that_are_not_shared_are_named_within_seconds(scripts: Scripts, port: str) -> None:
     body = """\
 export HOME=/tmp/home; srun mkdir -p -m 700 /tmp/home
 begin=$(date +%s%N)
@@ -150,7 +151,7 @@ echo "took $((($(date +%s%N) - $(cat started)) / 1000000)) ms, code $code"
 "$PYTHON" program.py 1
 ray stop; srun rm -rf /tmp/home
 """
-    head = 'ray start --head --node-ip-address="$head_ip" --port=6379 --num-cpus=1 && date +%s%N > started\n'
+    head = f'ray start --head --node-ip-address="$head_ip" {port} --num-cpus=1 && date +%s%N > started\n'
     scripts.environ.pop("HPCRAY_START_DIR")
     job = scripts.submit(body.replace("begin=", head + "begin=", 1), "-N2")
     _, shown = scripts.code(job)

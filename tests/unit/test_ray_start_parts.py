@@ -22,12 +22,26 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_over, step_daemons
 from hpcray.ray_start.clusters import StartedCluster
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
-from hpcray.ray_start.head_search import BELL, NOTHING, STRANGER, Bell, longest_wait, who_listens
+from hpcray.ray_start.head_search import (
+    BELL,
+    NOTHING,
+    STRANGER,
+    Bell,
+    is_of_this_host,
+    longest_wait,
+    who_listens,
+)
 from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
 from hpcray.ray_start.start import StartRequest
-from hpcray.ray_start.surroundings import allocation_of, cpus_of_allocation, dies_with_step
+from hpcray.ray_start.surroundings import (
+    absent_devices,
+    allocation_of,
+    allocation_of_ancestors,
+    cpus_of_allocation,
+    dies_with_step,
+)
 from hpcray.ray_start.symmetric import split_words
 
 # `ray start --help` of Ray 2.60, and the hidden ones.
@@ -50,6 +64,20 @@ def test_the_allocation_comes_from_the_environment_else_from_the_cgroup() -> Non
     assert allocation_of({"PBS_JOBID": "3.pbs"}, "") == "pbs-3.pbs"
     assert {allocation_of({}, text) for text in (CGROUP1, CGROUP2, ADOPTED)} == {"slurm-17"}
     assert allocation_of({}, "0::/user.slice\n") == ""
+
+
+def test_without_variables_and_cgroups_the_allocation_is_that_of_the_daemon_above(tmp_path: Path) -> None:
+    above = {
+        "9": ("python) x", "7", "python"),
+        "7": ("bash", "5", "bash"),
+        "5": ("slurmstepd", "1", "slurmstepd: [17.0]"),
+    }
+    for pid, (name, parent, line) in {**above, "8": ("bash", "1", "bash")}.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "stat").write_text(f"{pid} ({name}) S {parent} 0 0")
+        (tmp_path / pid / "cmdline").write_text(f"{line}\0")
+    assert allocation_of_ancestors(9, str(tmp_path)) == "slurm-17"
+    assert allocation_of_ancestors(8, str(tmp_path)) == "" == allocation_of_ancestors(3, str(tmp_path))
 
 
 def test_what_slurm_kills_at_the_end_of_a_step() -> None:
@@ -98,6 +126,14 @@ def test_processes_of_slurm_are_those_of_the_job(tmp_path: Path) -> None:
         (tmp_path / pid / "comm").write_text("slurmstepd\n")
         (tmp_path / pid / "cmdline").write_text(line)
     assert sorted(step_daemons("17", str(tmp_path))) == [5, 7]
+
+
+def test_network_devices_that_no_host_here_has_are_known(tmp_path: Path) -> None:
+    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
+    (tmp_path / "net" / "ib0").mkdir(parents=True)
+    answers = {"mlx5_0:1,mlx5_9:1": "", "ib0": "", "mlx5_9:1": "mlx5_9:1", "^mlx5_9:1": "", "all": "", "": ""}
+    for given, answer in answers.items():
+        assert absent_devices({"UCX_NET_DEVICES": given}, str(tmp_path)) == answer
 
 
 def test_a_node_offers_what_the_job_has_on_its_host() -> None:
@@ -347,6 +383,18 @@ def test_a_script_that_is_about_to_call_ray_start_is_seen(
     (tmp_path / "7").mkdir()
     text = line.replace("|", "\0") if "|" in line else line.replace(" ", "\0")
     (tmp_path / "7" / "cmdline").write_text(text + "\0")
+    (tmp_path / "7" / "environ").write_text("A=b\0SLURM_JOB_ID=3\0")
     job = {"SLURM_JOB_ID": "3", **({"SLURM_STEP_ID": "0"} if in_step else {})}
     assert is_being_called(job, str(tmp_path)) is called
     assert not is_being_called({}, str(tmp_path))
+    assert not is_being_called({"SLURM_JOB_ID": "33"}, str(tmp_path)), "it is another job's"
+
+
+def test_a_directory_of_one_host_is_known_by_its_file_system(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        "/dev/sda / ext4 rw 0 0\nhome:/vol /home nfs4 rw 0 0\ntmpfs /home/me/own tmpfs rw 0 0\n"
+        "x /mnt/a\\040b lustre rw 0 0\n"
+    )
+    places = {"/tmp/x": True, "/home/me": False, "/home/me/own/c": True, "/homes": True, "/mnt/a b/c": False}
+    assert {place: is_of_this_host(place, str(mounts)) for place in places} == places

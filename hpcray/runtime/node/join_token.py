@@ -45,6 +45,8 @@ from hpcray.runtime.node.options import INSTANCE
 
 JOIN_TOKENS = "join-tokens"
 """Name of the directory of join tokens for nodes of other hosts."""
+SILENT = "does not answer"
+"""Words in the error of a node whose head is gone."""
 _TIMEOUT = 30.0
 REQUEST = 1
 """Number of the one request of `ask_head`."""

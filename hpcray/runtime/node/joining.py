@@ -41,7 +41,7 @@ from hpcray.platform.arena import Arena
 from hpcray.platform.batch_systems import cancel_by_id, cancel_by_name
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.protocol import messages as m
-from hpcray.runtime.node.join_token import ADDED_JOBS, JoinToken, added_job_name, write_join_token
+from hpcray.runtime.node.join_token import ADDED_JOBS, SILENT, JoinToken, added_job_name, write_join_token
 from hpcray.runtime.node.node_transports import NodeTransports, open_world
 from hpcray.runtime.raylet.raylet import Raylet
 from hpcray.transport.base import ControlTransport, StartError, TransportError
@@ -52,8 +52,6 @@ from hpcray.transport.ucx_data import UcxData
 _REPORT_INTERVAL = 10.0
 _LONGEST_SLEEP = 0.05
 _BARRIER_POLL = 0.001
-SILENT = "does not answer"
-"""In the error of a node whose head is gone."""
 _TRIES, _TRY_AGAIN = 4, 0.5
 """How often a message goes to a head that cannot be reached, and seconds between two of them."""
 _PATHS = "_join_tokens"
