@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -42,10 +43,6 @@ class RunningActor:
     restarts: int
     is_async: bool
     handle: Callable[[], Any]
-
-
-worker_facades: list[Callable[[], Any]] = []
-"""Each returns Ray's object for this process; the package `hpcray`, which knows Ray's names, has one."""
 
 
 class ContextSource:
@@ -282,9 +279,7 @@ class RuntimeContext:
     @property
     def worker(self) -> Any:
         """Ray's object for this process, `ray._private.worker.global_worker`."""
-        if not worker_facades:
-            raise AttributeError("Ray's object for this process is there where the package `hpcray` is imported")
-        return worker_facades[-1]()
+        return importlib.import_module("hpcray.compat.names.worker").global_worker  # above this package
 
     def get(self) -> dict[str, Any]:
         """Deprecated: return the ids by name."""

@@ -357,12 +357,12 @@ class UcxEngine:
         self.link_broken(node, self.link(node), why)
 
     def link_broken(self, node: int, link: int, why: str) -> None:
-        """Tell the listeners that a link to a node broke."""
+        """Call the listeners: a link to a node broke."""
         for listener in self.link_listeners:
             listener(node, link, why)
 
     def ripe(self) -> bool:
-        """Return True if something has come, or ended, that nobody has looked at; asked before a sleep."""
+        """Return True if something has come, or ended, that was not looked at yet; asked before a sleep."""
         return any(is_ripe() for is_ripe in self.ripe_checks)
 
     def _peer_reconnected(self, node: int, number: int) -> None:

@@ -172,7 +172,7 @@ _SPARES = 8
 """Descriptors that are kept for peers that connect when the user's code has taken all others."""
 
 
-class FrameSlots(Protocol):
+class FrameSharer(Protocol):
     """The method of `FrameSlotClient` that the engine calls."""
 
     def share(self, dest: bytes, pieces: Sequence[bytes], size: int) -> bytes | None:
@@ -238,7 +238,7 @@ class IoEngine:
         self.activity = 0
         self.closed = False
         self.asleep: set[int] = set()
-        self._frame_slots: FrameSlots | None = None
+        self.frame_sharers: list[FrameSharer] = []
         self._drain = drain
         self.parked: list[Waiter] = []
         self.park_of: dict[int, Waiter] = {}
@@ -277,10 +277,6 @@ class IoEngine:
         self._handlers = handlers
         self._open(raylet, listener)
         (self._thread.start if self._prestarted is None else partial(self._prestarted.begin, self._background))()
-
-    def share_frames(self, slots: FrameSlots) -> None:
-        """Send long frames to other nodes by way of these slots from now on."""
-        self._frame_slots = slots
 
     def use_prestarted_thread(self, thread: PrestartedThread) -> None:
         """Use this thread instead of a new one, in `start`."""
@@ -664,8 +660,8 @@ class IoEngine:
                 size = len(body) + ROUTE
                 frame = LENGTH.pack(size) + peer.route + body
                 link = peer.link
-                if size > LONG and link is self._raylet and self._frame_slots is not None:
-                    frame = self._frame_slots.share(peer.proc, (frame,), size + 4) or frame
+                if size > LONG and link is self._raylet and self.frame_sharers:
+                    frame = self.frame_sharers[0].share(peer.proc, (frame,), size + 4) or frame
                     size = len(frame) - 4
                 # What the kernel does not take at once goes to `unsent`; so does all that comes after it.
                 if link.unsent:
@@ -709,8 +705,8 @@ class IoEngine:
             pieces = encode_pieces(out)
             size = sum(map(len, pieces)) + HEADER
             pieces.insert(0, LENGTH.pack(size - 4) + peer.route)
-            slots = self._frame_slots if link is self._raylet else None
-            if slots is not None and (shared := slots.share(peer.proc, pieces, size)) is not None:
+            sharers = self.frame_sharers if link is self._raylet else ()
+            if sharers and (shared := sharers[0].share(peer.proc, pieces, size)) is not None:
                 pieces, size = [shared], len(shared)
             sent = 0
             with contextlib.suppress(BlockingIOError):
