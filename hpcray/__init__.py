@@ -40,7 +40,7 @@ if not (
         get_runtime_context,
         nodes,
     )
-    from hpcray.api.session import init, is_initialized, shutdown
+    from hpcray.api.session import alive, init, is_initialized, shutdown
     from hpcray.progress_bars import progress
     from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
     from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -61,6 +61,7 @@ __all__ = [
     "ObjectRef",
     "ObjectRefGenerator",
     "actor",
+    "alive",
     "available_resources",
     "cancel",
     "checkpoint_dir",

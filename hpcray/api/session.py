@@ -431,7 +431,7 @@ def _start_driver(
     for hook in start_hooks:
         hook(process, settings)
     if process.config.end_hangs:
-        from hpcray.hangs.hang_watch import watch_for_hangs
+        from hpcray.hangs.watcher import watch_for_hangs
 
         watch_for_hangs(process)
 
@@ -636,6 +636,19 @@ def leave_unfinished(process: CoreWorker) -> NoReturn:
     process.drain_client.wait_for_checkpoints()
     _Session.exit_code = process.run.exit_code
     raise SystemExit(process.run.exit_code)
+
+
+def alive() -> None:
+    """Say that this process makes progress, though it uses next to no CPU and neither reads nor writes: a job that runs
+    with --end-hangs is not taken for hung then. Call it more often than the option says; it takes a microsecond.
+    """
+    if _Heartbeat.file < 0:
+        _Heartbeat.file = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    os.write(_Heartbeat.file, b"alive")  # the watch counts the bytes that processes write
+
+
+class _Heartbeat:
+    file = -1
 
 
 def check_namespace(namespace: Any) -> None:

@@ -89,6 +89,7 @@ REMOVED_SETTINGS = {
 }
 """Settings of earlier versions, and what to do instead."""
 _SIMILARITY = 0.7  # of a mistyped variable to the right one, from 0 to 1
+_TAKEN_CODES, _LAST_CODE = (0, 1, 2, 75, 124), 125
 _MIN_CHUNK = 64 << 10  # bytes
 # Ray's settings, read from RAY_<name> and from init(_system_config=): our field, and how many of Ray's units are one of
 # ours. All others of Ray's are internals of its processes.
@@ -322,7 +323,7 @@ class Config:
     history_dir: str = ""
     history_size: Bytes = 256 << 20
     end_hangs: Seconds = 0.0
-    hang_exit_code: Annotated[int, msgspec.Meta(ge=3, le=125)] = 79
+    hang_exit_code: Count = 79
     metrics_export: str = ""
     trace: str = ""
 
@@ -352,7 +353,7 @@ class Config:
         overrides = {field: value for field, value in given.items() if value is not None}
         sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
         values = {**convert(cls, texts, sources, strict=False), **convert(cls, overrides, {}, strict=True)}
-        return _check_trace(_check_heartbeats(cls(**values)))
+        return _check_trace(_check_hang_exit_code(_check_heartbeats(cls(**values))))
 
     @staticmethod
     def from_system_config(ray_settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -460,6 +461,17 @@ def _check_heartbeats(config: Config) -> Config:
         raise ValueError(
             f"heartbeat_interval={beat:g} s must be more than 0 and go three times into node_timeout="
             f"{config.node_timeout:g} s and head_timeout={config.head_timeout:g} s; hint: HPCRAY_HEARTBEAT_INTERVAL"
+        )
+    return config
+
+
+def _check_hang_exit_code(config: Config) -> Config:
+    """Refuse codes that mean something else to shells, to `timeout`, or to hpcray itself."""
+    code = config.hang_exit_code
+    if code in _TAKEN_CODES or code > _LAST_CODE:
+        raise ValueError(
+            f"hang_exit_code={code} has another meaning: it may be none of {', '.join(map(str, _TAKEN_CODES))}, and no "
+            f"more than {_LAST_CODE}; hint: HPCRAY_HANG_EXIT_CODE=79"
         )
     return config
 

@@ -13,6 +13,9 @@ core       []                  `LocalLeaseManager.snapshot`, and "now" of its cl
 object     [object id]         its row in the store (`list_objects`), or nil
 memory     []                  `MemoryMonitor.snapshot`
 figures    [nodes, seconds]    the figures of these nodes, gathered within so many seconds: `FiguresReport`
+activity   [pids]              `Activity` of the programs on this node, "gpu" (share of the busiest one that is in use),
+                               "transfers" (how many of objects are under way). Work of `pids` does not count
+waits      []                  the waits of these processes: `ProcessWait`s
 transfers  []                  transfers of objects that are under way: `ObjectStore.transfers`
 usage      []                  CPU and memory of this node's processes: `NodeFigures.usage`
 log        [core, start]       the recorded inputs of a core: `CoreRecorders.portion`
@@ -35,6 +38,7 @@ import msgspec
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.raylet.figures_gathering import FIGURES
+from hpcray.diagnostics.process_activity import ActivityMeter, waits_of
 from hpcray.diagnostics.record_replay import Recorder, portion
 from hpcray.platform.process_tree import describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
@@ -110,6 +114,7 @@ class RayletIntrospection:
         self._ended = lease_manager.ended
         self._store = parts.store
         self._template_pid = parts.template_pid
+        self._meter: ActivityMeter | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "node": self._describe_node,
             "stack": lambda: {"threads": thread_stacks()},
@@ -124,6 +129,8 @@ class RayletIntrospection:
             "log_tail": log_files.tail,
             "usage": figures.usage,
             "transfers": parts.store.transfers,
+            "activity": self._activity,
+            "waits": lambda: msgspec.to_builtins(waits_of(self._roots(), self._spared())),
         }
         if parts.context.config.record:
             self._methods["log"] = CoreRecorders(parts).portion
@@ -186,6 +193,18 @@ class RayletIntrospection:
             "ended": self._ended.rows(self._loop.now),
             "preloaded": self.preloaded,
         }
+
+    def _activity(self, asleep: list[int]) -> dict[str, Any]:
+        self._meter = self._meter or ActivityMeter()
+        found: dict[str, Any] = msgspec.to_builtins(self._meter.look(self._roots(), self._spared(), asleep))
+        busy = max((row["busy"] for row in self.figures.own_gpus()), default=0.0)
+        return {**found, "gpu": busy, "transfers": len(self._store.transfers())}
+
+    def _roots(self) -> list[int]:
+        return [os.getpid(), *(link.pid for link in self._router.links.values())]
+
+    def _spared(self) -> set[int]:
+        return {os.getpid(), self._template_pid}
 
     def _describe_processes(self, now: float, src: bytes, msg: m.Introspect) -> None:
         """Reply a moment later: the processes get a signal, and write their stacks."""

@@ -6,20 +6,24 @@ from typing import Union
 
 from msgspec import Struct
 
+COROUTINE = "coroutine"
+"""Kind of a coroutine, beside those of `hpcray.diagnostics.wait_kinds`."""
+DEBUGGER, SUBPROCESS, LOOP, OUTSIDE, QUEUE = "debugger", "subprocess", "loop", "outside", "queue"
+
 
 class WaitLook(Struct, array_like=True):
     """A `get`, `wait` or `await` that waits.
 
     Attributes:
         thread: its thread, or a number of its own for a coroutine. wanted: how many of `objects` it wants. objects:
-            those that are not there. timed: whether it ends at a deadline. call: the task or call that it is part of;
-            b"": the program. place: `file.py:12 in f`. listed: whether `objects` are all of them.
+            those that are not there. timeout: seconds after which it ends by itself; -1: never. call: the task or call
+            that it is part of; b"": the program. place: `file.py:12 in f`. listed: whether `objects` are all of them.
     """
 
     thread: int
     wanted: int
     objects: list[bytes]
-    timed: bool
+    timeout: float
     call: bytes
     place: str
     listed: bool = True
@@ -36,11 +40,17 @@ class CallLook(Struct, array_like=True):
 
 
 class ThreadLook(Struct, array_like=True):
-    """A thread or coroutine of the program that is in no wait of hpcray's. kind, target, switches: see `KernelWait`;
-    `coroutine` for one. what: `input`, `debugger`, `subprocess` or "". place: where it is."""
+    """A thread or coroutine of the program that is in no wait of hpcray's.
+
+    Attributes:
+        kind, target, descriptor, switches: see `KernelWait`; COROUTINE is one more kind. what: DEBUGGER, SUBPROCESS,
+            LOOP (of events), OUTSIDE (its event loop has sockets or timers), QUEUE (it waits for the other side of a
+            `hpcray.util.queue.Queue`) or "". place: where it is.
+    """
 
     kind: str
     target: str
+    descriptor: int
     switches: int
     what: str
     place: str
@@ -53,7 +63,7 @@ class ProcessLook(Struct):
         proc, pid, kind: see `ProcessInfo`. submitted: how many tasks, calls and puts it has made. others: threads that
             do something else than to wait for objects. slots: calls that may run here at a time; 0: it is not known.
         actor, actor_class: what it is. holds: the actors that it could call, if it has `others`. driver: whether it is
-            a program.
+            a program. handles_signals: whether the program has handlers of signals by which others could wake it.
     """
 
     proc: bytes
@@ -68,12 +78,14 @@ class ProcessLook(Struct):
     actor: bytes = b""
     actor_class: str = ""
     holds: list[bytes] = []
+    handles_signals: bool = False
 
 
 class Look(Struct, tag=0):
-    """Look at yourself, and answer with `Looked`."""
+    """Look at yourself, and answer with `Looked`. kernel: also at what the kernel knows of your threads."""
 
     number: int
+    kernel: bool = False
 
 
 class Looked(Struct, tag=1):

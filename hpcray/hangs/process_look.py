@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,9 +17,21 @@ from time import perf_counter
 from types import CodeType, FrameType
 from typing import Any
 
-from hpcray.hangs.kernel_waits import kernel_wait
-from hpcray.hangs.messages import CallLook, ProcessLook, ThreadLook, WaitLook
-from hpcray.platform.stacks import frames_of, is_users, part_of_hpcray
+from hpcray.diagnostics.process_activity import kernel_wait
+from hpcray.diagnostics.wait_kinds import OTHER, KernelWait
+from hpcray.hangs.messages import (
+    COROUTINE,
+    DEBUGGER,
+    LOOP,
+    OUTSIDE,
+    QUEUE,
+    SUBPROCESS,
+    CallLook,
+    ProcessLook,
+    ThreadLook,
+    WaitLook,
+)
+from hpcray.platform.stacks import after_fork, frames_of, is_users, part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_reader import ObjectReader
@@ -32,19 +45,30 @@ _TIMER = threading.Timer.run.__code__
 _MONITORS = (os.sep + os.path.join("tqdm", "_monitor.py"),)
 """Files of threads that libraries keep for themselves, and that end no wait of a program."""
 _LOOPS = {base.run_forever.__code__ for base in (asyncio.BaseEventLoop,)}
+_SELECTORS = (os.sep + "selectors.py", os.sep + os.path.join("worker", "actor_event_loop.py"))
+_DEBUGGERS = ("bdb.py", "pdb.py", "debugger.py", "code.py", "codeop.py", "debugpy", "pydevd.py", "pydevd_runpy.py")
+_QUEUE_FILE = os.path.join("util", "queue.py")
+_UNKNOWN_TIME = 3600.0
+"""Seconds after which a wait ends at the latest that a timer may end at any time."""
 _MOST_OBJECTS = 1_000
 """Objects of one wait that are looked at."""
 _MOST_COROUTINES = 2_000
 
 
-def look_at_process(process: CoreWorker) -> ProcessLook:
-    """Look at this process (engine's lock held)."""
-    found = _Look(process)
+def look_at_process(process: CoreWorker, kernel: bool = False) -> ProcessLook:
+    """Look at this process (engine's lock held).
+
+    Args:
+        kernel: also at what the kernel knows of its threads; that reads files.
+    """
+    found = _Look(process, kernel)
     for ident, frame in sys._current_frames().items():
         found.thread(ident, frame)
     worker = current.worker
     spec = worker.actor.spec if worker is not None and worker.actor is not None else None
     slots = 1 if spec is None else 0 if spec.concurrency_groups else max(1, spec.max_concurrency)
+    if found.loop_is_blocked and slots:
+        slots = max(1, len(found.calls))  # no further call begins
     return ProcessLook(
         process.me,
         os.getpid(),
@@ -58,17 +82,20 @@ def look_at_process(process: CoreWorker) -> ProcessLook:
         spec.actor if spec is not None else b"",
         spec.class_name if spec is not None else "",
         list(process.submitter.actors._clients) if found.others else [],
+        process.is_driver and _handles_signals(),
     )
 
 
 class _Look:
     """Collects what the threads of one process do."""
 
-    def __init__(self, process: CoreWorker) -> None:
+    def __init__(self, process: CoreWorker, kernel: bool) -> None:
         self._process = process
+        self._kernel = kernel
         self._worker = current.worker
         self._threads = {thread.ident: thread for thread in threading.enumerate()}
         self._coroutines = 0
+        self.loop_is_blocked = False
         self.waits: list[WaitLook] = []
         self.calls: list[CallLook] = []
         self.others: list[ThreadLook] = []
@@ -77,20 +104,27 @@ class _Look:
         frames = list(_outwards(frame))
         call = self._call_of(ident)
         place = _place(frames)
-        users = any(is_users(row) for row in frames_of(frame))
+        users = any(map(is_users, after_fork(frames_of(frame))))
         blocked = next((one for one in frames if one.f_code in (_GET, _WAIT)), None)
         loop = next((one.f_locals.get("self") for one in frames if one.f_code in _LOOPS), None)
+        self.loop_is_blocked = self.loop_is_blocked or (loop is not None and blocked is not None)
         current_call = self._coroutines_of(loop, ident if blocked is not None else 0)
         if blocked is not None:
             task = call.task if call is not None else current_call
             self.waits.append(self._wait(blocked, ident, task, place))
             if call is not None:
                 call.thread = ident
+        elif loop is not None and frames[0].f_code.co_filename.endswith(_SELECTORS):
+            pass  # its coroutines were looked at
         elif (users and not _is_monitor(frames)) or call is not None or self._acts(frames):
             thread = self._threads.get(ident)
             native = (thread.native_id or 0) if thread is not None else 0
-            seen = kernel_wait(os.getpid(), native)
-            self.others.append(ThreadLook(seen.kind, seen.target, seen.switches, what_of(frames), place))
+            if thread is threading.main_thread():
+                native = os.getpid()  # of a worker, which was forked, Python knows that of its parent
+            seen = kernel_wait(os.getpid(), native) if self._kernel else KernelWait(OTHER)
+            self.others.append(
+                ThreadLook(seen.kind, seen.target, seen.descriptor, seen.switches, what_of(frames), place)
+            )
         if call is not None:
             call.place = place
             self.calls.append(call)
@@ -105,17 +139,18 @@ class _Look:
 
     def _wait(self, frame: FrameType, ident: int, call: bytes, place: str) -> WaitLook:
         local, entries = frame.f_locals, self._process.table.entries
-        timed = local.get("timeout") is not None
+        limit = local.get("timeout")
+        timeout = -1.0 if limit is None else max(0.0, float(limit))
         oids = local.get("oids") or ()
         if frame.f_code is _GET:
             missing = [oid for oid in oids if oid in entries and not entries[oid].available]
             return WaitLook(
-                ident, len(missing), missing[:_MOST_OBJECTS], timed, call, place, len(missing) <= _MOST_OBJECTS
+                ident, len(missing), missing[:_MOST_OBJECTS], timeout, call, place, len(missing) <= _MOST_OBJECTS
             )
         there = len(local.get("ready") or ())
         missing = [oid for oid in oids if oid in entries and not entries[oid].available]
         wanted = max(1, int(local.get("num_returns") or 1) - max(there, len(oids) - len(missing)))
-        return WaitLook(ident, wanted, missing[:_MOST_OBJECTS], timed, call, place, len(missing) <= _MOST_OBJECTS)
+        return WaitLook(ident, wanted, missing[:_MOST_OBJECTS], timeout, call, place, len(missing) <= _MOST_OBJECTS)
 
     def _coroutines_of(self, loop: Any, blocked_by: int) -> bytes:
         """Note the coroutines of an event loop. blocked_by: the thread, if a `get` on it keeps them all from going on.
@@ -129,10 +164,9 @@ class _Look:
         try:
             tasks = asyncio.all_tasks(loop)
         except RuntimeError:  # the loop changes its set faster than it can be copied
-            self.others.append(ThreadLook("coroutine", "", 0, "", "an event loop"))
+            self.others.append(ThreadLook(COROUTINE, "", -1, 0, OUTSIDE, "an event loop"))
             return executing
-        # `asyncio.timeout` cancels what a coroutine awaits: where a timer runs, each wait may end by itself.
-        timed = any(not handle.cancelled() for handle in getattr(loop, "_scheduled", ()))
+        outside = _waits_for_the_outside(loop)
         busy = asyncio.tasks._current_tasks.get(loop)  # type: ignore[attr-defined]
         for task in list(tasks)[:_MOST_COROUTINES]:
             coroutine: Any = task.get_coro()
@@ -144,18 +178,29 @@ class _Look:
                 continue  # it waits for its turn
             if task is busy:
                 executing = call.task if call is not None else b""
-            self._coroutine(task, coroutine, call, blocked_by, timed)
+            self._coroutine(task, coroutine, call, blocked_by, outside)
         return executing
 
-    def _coroutine(self, task: Any, coroutine: Any, call: CallLook | None, blocked_by: int, timed: bool) -> None:
+    def _coroutine(self, task: Any, coroutine: Any, call: CallLook | None, blocked_by: int, outside: bool) -> None:
         self._coroutines += 1
         number = -self._coroutines
         place = _place(list(_awaited_frames(coroutine))[::-1])
         waits_for = awaited_object(getattr(task, "_fut_waiter", None), self._process.table.entries)
         if waits_for and not blocked_by:
-            self.waits.append(WaitLook(number, 1, [waits_for], timed, call.task if call is not None else b"", place))
+            self.waits.append(
+                WaitLook(
+                    number,
+                    1,
+                    [waits_for],
+                    _UNKNOWN_TIME if outside else -1.0,
+                    call.task if call is not None else b"",
+                    place,
+                )
+            )
         elif not blocked_by:
-            self.others.append(ThreadLook("coroutine", "", 0, "", place))
+            files = {part_of_hpcray(frame.f_code.co_filename) for frame in _awaited_frames(coroutine)}
+            what = OUTSIDE if outside else QUEUE if _QUEUE_FILE in files else ""
+            self.others.append(ThreadLook(COROUTINE, "", -1, 0, what, place))
         if call is not None:
             call.thread = blocked_by or (number if waits_for else 0)
             call.place = place
@@ -169,15 +214,39 @@ class _Look:
 
 
 def what_of(frames: list[FrameType]) -> str:
-    """Return what people do with a thread, from its innermost frames on: it is asked for `input`, or `debugged`."""
+    """Return what a thread is at work for, by its frames: one of the words in `hpcray.hangs.messages`, or ""."""
     for frame in frames:
         code: CodeType = frame.f_code
+        if code in _LOOPS:
+            return LOOP
         base = os.path.basename(code.co_filename)
-        if base in ("bdb.py", "pdb.py", "pydevd.py", "debugger.py", "code.py", "codeop.py"):
-            return "debugger"
+        if base in _DEBUGGERS:
+            return DEBUGGER
         if base == "subprocess.py":
-            return "subprocess"
+            return SUBPROCESS
     return ""
+
+
+def _waits_for_the_outside(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return True if an event loop has timers, or sockets beside the one that wakes it.
+
+    `asyncio.timeout` cancels what a coroutine awaits: where a timer runs, each wait may end by itself.
+    """
+    if any(not handle.cancelled() for handle in getattr(loop, "_scheduled", ())):
+        return True
+    selector = getattr(loop, "_selector", None)
+    registered = selector.get_map() if selector is not None else None
+    return registered is None or len(registered) > 1
+
+
+def _handles_signals() -> bool:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        handler = signal.getsignal(number)
+        code = getattr(getattr(handler, "handler", handler), "__code__", None)
+        ours = code is not None and part_of_hpcray(code.co_filename)
+        if callable(handler) and handler is not signal.default_int_handler and not ours:
+            return True
+    return False
 
 
 def _is_monitor(frames: list[FrameType]) -> bool:

@@ -7,11 +7,13 @@ Each program prints `MARK` when its last useful step is over. Its docstring is i
     remedy: what to do instead
     names: a text that the report names
     run: options of hpcray-launch beside -n 1 (may be missing)
+    path: a directory of modules for it (may be missing)
 """
 
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 import threading
@@ -67,6 +69,9 @@ def _read(path: Path) -> Program:
 def run(program: Program, seconds: float, longest: float, environ: dict[str, str] | None = None) -> Run:
     """Run a program under `--end-hangs`, for so long after its mark; then it is ended."""
     options = program.fields.get("run", "").split()
+    if place := program.fields.get("path"):
+        environ = {**(environ or os.environ)}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / place), environ.get("PYTHONPATH")]))
     words = ["-m", "hpcray.cli.launch", "-n", "1", *options, "--end-hangs", f"{seconds:g}", str(program.path)]
     child = subprocess.Popen(
         [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

@@ -101,15 +101,15 @@ LINES_OF_CODE = {
     "api": 3130,
     "autoscaler": 856,
     "cli": 3478,
-    "common": 1508,
+    "common": 1517,
     "compat": 3056,
     "core": 12542,
     "dashboard": 1668,
-    "diagnostics": 2576,
+    "diagnostics": 2827,
     "durable": 2351,
     "experimental": 552,
     "graphs": 2159,
-    "hangs": 677,
+    "hangs": 1114,
     "job_submission": 720,
     "jobs": 1245,
     "kernel": 38759,
@@ -119,19 +119,19 @@ LINES_OF_CODE = {
     "processes": 444,
     "protocol": 1491,
     "ray_api": 484,
-    "ray_start": 1856,
+    "ray_start": 1855,
     "runtime": 13167,
     "history": 1347,
     "runtime_env": 1131,
     "state": 3998,
     "tensors": 3321,
-    "top": 1172,
+    "top": 1171,
     "transport": 1874,
     "util": 3553,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 440,
+    "whole": 443,
 }
 """Files of the package, those of compat/standin left out."""

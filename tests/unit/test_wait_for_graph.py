@@ -6,8 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.hangs.hang_detector import SECOND_LOOK, CircleDetector, CircleLook
-from hpcray.hangs.messages import CallLook, ProcessLook, ThreadLook, WaitLook
-from hpcray.hangs.wait_for_graph import CALL, OBJECT, WAIT, GraphNode, WaitFacts, find_circle, stuck_nodes
+from hpcray.hangs.messages import COROUTINE, QUEUE, CallLook, ProcessLook, ThreadLook, WaitLook
+from hpcray.hangs.wait_for_graph import (
+    CALL,
+    OBJECT,
+    WAIT,
+    GraphNode,
+    ResourceHolders,
+    WaitFacts,
+    find_circle,
+    find_dead_end,
+    stuck_nodes,
+)
 
 PROGRAM, ONE, TWO = (bytes([0, 0, 0, 0, 0, 0, 0, number]) for number in (9, 1, 2))
 
@@ -26,18 +36,18 @@ def sent(what, task, worker):
     return {"what": what, "state": "sent", "task": task, "worker": worker, "open": []}
 
 
-def two_actors(*, timed=False, others=(), slots=1, program_others=()):
+def two_actors(*, timeout=-1.0, others=(), slots=1, program_others=()):
     """The program waits for ONE.f, that for TWO.g, and that for ONE.h, which is queued behind ONE.f."""
     f, g, h = oid(PROGRAM, 1), oid(ONE, 1), oid(TWO, 1)
     facts = WaitFacts()
     facts.looks = {
-        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [f], False, b"", "p.py:9")], driver=True, others=program_others),
+        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [f], -1.0, b"", "p.py:9")], driver=True, others=program_others),
         ONE: look(
-            ONE, [WaitLook(1, 1, [g], False, f[:13], "p.py:3")], [CallLook(f[:13], "A.f", 9.0, 1)], slots=slots,
+            ONE, [WaitLook(1, 1, [g], -1.0, f[:13], "p.py:3")], [CallLook(f[:13], "A.f", 9.0, 1)], slots=slots,
             actor=b"one",
         ),
         TWO: look(
-            TWO, [WaitLook(1, 1, [h], timed, g[:13], "p.py:6")], [CallLook(g[:13], "B.g", 8.0, 1)], others=others,
+            TWO, [WaitLook(1, 1, [h], timeout, g[:13], "p.py:6")], [CallLook(g[:13], "B.g", 8.0, 1)], others=others,
             actor=b"two",
         ),
     }  # fmt: skip
@@ -65,8 +75,8 @@ def test_a_circle_of_calls_is_closed_by_the_youngest_wait():
 
 
 def test_what_may_end_by_itself_is_no_circle():
-    busy = ThreadLook("running", "", 0, "", "p.py:1")
-    assert circle_of(two_actors(timed=True)[0]) is None, "a wait with a timeout"
+    busy = ThreadLook("running", "", -1, 0, "", "p.py:1")
+    assert circle_of(two_actors(timeout=3.0)[0]) is None, "a wait with a timeout"
     assert circle_of(two_actors(others=[busy])[0]) is None, "another thread works in the process"
     assert circle_of(two_actors(slots=2)[0]) is None, "the actor has room for another call"
     assert circle_of(two_actors(program_others=[busy])[0]) is None, "the program has a thread that does something"
@@ -81,7 +91,7 @@ def test_what_may_end_by_itself_is_no_circle():
 def test_one_that_works_and_knows_an_actor_of_the_circle_may_end_it():
     facts, _ = two_actors()
     circle = circle_of(facts)
-    busy = ThreadLook("running", "", 0, "", "p.py:1")
+    busy = ThreadLook("running", "", -1, 0, "", "p.py:1")
     third = bytes(7) + b"\x03"
     facts.looks[third] = look(third, others=[busy], holds=[b"four"])
     assert not facts.may_interfere(circle)
@@ -168,3 +178,71 @@ def test_looks_are_rarer_where_they_cost_more():
     watch = CircleDetector()
     assert watch.period(0.0) <= SECOND_LOOK
     assert watch.period(0.02) >= 20.0, "a look that takes 20 ms costs a thousandth of a core"
+
+
+def test_a_task_that_waits_for_what_its_own_waiter_holds():
+    """outer holds the only licence and waits for inner, which needs it."""
+    outer, inner = oid(PROGRAM, 1), oid(ONE, 1)
+    facts = WaitFacts()
+    facts.looks = {
+        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [outer], -1.0, b"", "p.py:9")], driver=True),
+        ONE: look(ONE, [WaitLook(1, 1, [inner], -1.0, outer[:13], "p.py:3")], [CallLook(outer[:13], "outer", 9.0, 1)]),
+    }
+    facts.statuses = {
+        outer: sent("task outer", outer[:13], ONE),
+        inner: {**sent("task inner", inner[:13], b""), "state": "queued", "resources": {"licence": 1.0}},
+    }
+    assert facts.wants_nodes() and circle_of(facts) is None
+    facts.nodes = [ResourceHolders({"licence": 1.0}, {"licence": 0.0}, [(ONE, {"licence": 1.0})])]
+    circle = circle_of(facts)
+    assert circle is not None and circle.object == inner and "licence" in circle.chain[0]
+    facts.nodes.append(ResourceHolders({"licence": 1.0}, {"licence": 1.0}, []))
+    assert circle_of(facts) is None, "another node has what it needs"
+    facts.nodes[1:] = [ResourceHolders({"licence": 1.0}, {}, [(TWO, {"licence": 1.0})])]
+    assert TWO in facts.unknown_processes()
+    facts.looks[TWO] = look(TWO, calls=[CallLook(b"other", "other", 1.0, 0)])
+    assert circle_of(facts) is None, "another task holds it there, and may end"
+    facts.nodes[1:] = [ResourceHolders({"licence": 0.0}, {}, [])]
+    assert circle_of(facts) is not None, "a node that never had any does not matter"
+    facts.looks[ONE] = look(ONE, facts.looks[ONE].waits, facts.looks[ONE].calls, actor=b"one")
+    assert circle_of(facts) is None, "an actor keeps what it holds for other reasons, and may be killed"
+
+
+def a_consumer(**fields):
+    """The program waits for the call of a queue's actor, which waits for an item."""
+    call = oid(PROGRAM, 1)
+    waits = ThreadLook(COROUTINE, "", -1, 0, QUEUE, "queues.py:1 in get")
+    facts = WaitFacts()
+    facts.looks = {
+        PROGRAM: look(PROGRAM, [WaitLook(1, 1, [call], -1.0, b"", "p.py:9")], driver=True),
+        ONE: look(
+            ONE, calls=[CallLook(call[:13], "_QueueActor.get", 9.0, 0, "queues.py:1 in get")], others=[waits],
+            slots=1000, actor=b"one",
+        ),
+    }  # fmt: skip
+    facts.statuses = {call: sent("call _QueueActor.get", call[:13], ONE)}
+    return facts, call
+
+
+def test_a_consumer_of_a_queue_is_hung_if_no_process_does_anything():
+    facts, call = a_consumer()
+    assert facts.waits_for_a_queue() and facts.nobody_acts()
+    assert (WAIT, PROGRAM, 1) not in stuck_nodes(facts.graph()), "others may fill it"
+    facts.sleeps = True
+    graph = facts.graph()
+    stuck = stuck_nodes(graph)
+    end = find_dead_end(graph, stuck, (WAIT, PROGRAM, 1))
+    assert facts.programs_are_stuck(stuck) and end is not None and end.object == call and not end.queued
+    assert "p.py:9" in end.chain[0] and "_QueueActor.get" in end.chain[0]
+
+
+def test_a_producer_that_works_or_waits_for_a_time_may_fill_the_queue():
+    facts, _ = a_consumer()
+    facts.looks[TWO] = look(TWO, others=[ThreadLook("timed", "", -1, 0, "", "p.py:2")])
+    assert not facts.nobody_acts()
+    facts.looks[TWO] = look(TWO, [WaitLook(1, 1, [oid(TWO, 1)], 5.0, b"", "p.py:2")])
+    assert not facts.nobody_acts()
+    facts.looks[TWO] = None
+    assert not facts.nobody_acts(), "it does not answer"
+    facts.looks[TWO] = look(TWO)
+    assert facts.nobody_acts(), "an idle worker"

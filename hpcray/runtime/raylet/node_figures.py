@@ -278,10 +278,10 @@ class NodeFigures:
             "actors": len(core["actors"]),
             "leases": len(core["leases"]),
             "waiting": sum(row["missing"] for row in core["pending"]),
-            "gpus": self._own_gpus(),
+            "gpus": self.own_gpus(),
         }
 
-    def _own_gpus(self) -> list[dict[str, Any]]:
+    def own_gpus(self) -> list[dict[str, Any]]:
         """The GPUs of this node among those of its host."""
         ids = self._lease_manager.resources.gpu_ids
         rows = self._gpus.rows() if ids else []

@@ -1,0 +1,208 @@
+"""The verdict on a job in which nothing goes on. Pure: looks and figures in, reasons out.
+
+The clock of a job runs while no process of it makes progress, stands while one is stopped, and begins anew with any
+progress. When it has reached the limit, two looks at all processes decide: each thread must be in a wait that nothing
+outside of the job can end. One that may be ended from outside, or ends by itself, begins the clock anew: a job that
+hangs is better than one that was ended by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from hpcray.diagnostics.wait_kinds import CHILD, LOCK, POLL, READ, TIMED, KernelWait, ProcessWait
+from hpcray.hangs.messages import COROUTINE, DEBUGGER, LOOP, OUTSIDE, SUBPROCESS, ProcessLook, ThreadLook
+from hpcray.hangs.wait_for_graph import name_of
+
+LEAST_CPU = 0.01
+"""Share of a core from which on processes of a node count as working."""
+LEAST_BURST = 0.03
+"""Seconds of CPU in one round that count in any case: the kernel counts in ticks, and the watch takes some, too."""
+LOOKS_APART = 6.0
+"""Seconds between the two looks."""
+_LONGEST_POLL = 5.0
+"""Seconds; a wait of hpcray's with a longer timeout ends by itself, one with a shorter one is a loop that polls."""
+_BETWEEN_LOOKS = 2.0
+"""Rounds that one round may take, until it is plain that this process itself was stopped."""
+_ELSEWHERE = ("ssh", "srun", "sbatch", "salloc", "mpirun", "mpiexec", "prterun", "rsync", "scp", "sftp", "kubectl")
+"""Programs for which another machine works."""
+
+
+class StillnessClock:
+    """Counts for how long nothing has gone on.
+
+    Args:
+        seconds: the limit.
+
+    Attributes:
+        still: seconds so far. period: between two rounds.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._limit = seconds
+        self._last: float | None = None
+        self.period = min(LOOKS_APART, max(0.5, seconds / 10))
+        self.still = 0.0
+
+    def round(self, now: float, progressed: bool, stopped: bool) -> None:
+        """Take a round in.
+
+        Args:
+            progressed: whether anything has gone on since the last one.
+            stopped: whether a process is stopped, or a node does not answer: then the clock stands.
+        """
+        passed = 0.0 if self._last is None else min(now - self._last, _BETWEEN_LOOKS * self.period)
+        self._last = now
+        if progressed:
+            self.still = 0.0
+        elif not stopped:
+            self.still += passed
+
+    def begin_anew(self) -> None:
+        """Something may go on by itself."""
+        self.still = 0.0
+
+    @property
+    def wants_first_look(self) -> bool:
+        """True shortly before the limit: two looks are compared."""
+        return self.still >= max(self._limit / 2, self._limit - LOOKS_APART - self.period)
+
+    @property
+    def is_over(self) -> bool:
+        """True at the limit."""
+        return self.still >= self._limit
+
+
+@dataclass
+class JobLook:
+    """All processes of a job at one moment.
+
+    Attributes:
+        time: when, in seconds. looks: of hpcray's processes; None: it did not answer. others: of other processes, by
+        node, hpcray's own among them. addresses: IP addresses of the job's nodes. missing: nodes that did not answer.
+        attached: programs beside the job's own. serves: names of actors that serve, and of detached ones. growing:
+        whether further nodes may come.
+    """
+
+    time: float
+    looks: Mapping[bytes, ProcessLook | None]
+    others: Mapping[int, list[ProcessWait]]
+    addresses: Collection[str] = ()
+    missing: Collection[int] = ()
+    attached: Collection[str] = ()
+    serves: Collection[str] = ()
+    growing: bool = False
+
+
+def progress_between(first: JobLook, second: JobLook, still: float) -> bool:
+    """Return True if something has gone on that neither CPUs nor bytes show: a call has begun or ended, a lock was
+    released, a message came.
+
+    Args:
+        still: seconds for which the clock has run at the second look.
+    """
+    if first.looks.keys() != second.looks.keys():
+        return True
+    for proc, new in second.looks.items():
+        old = first.looks[proc]
+        if old is None or new is None:
+            continue
+        if old.submitted != new.submitted or {call.task for call in old.calls} != {call.task for call in new.calls}:
+            return True
+        if any(call.seconds < still - LOOKS_APART for call in new.calls):
+            return True
+        if _released(old.others, new.others):
+            return True
+    return False
+
+
+def _released(old: list[ThreadLook], new: list[ThreadLook]) -> bool:
+    """Return True if a thread waits anew for what is no time: it was woken meanwhile."""
+    before = {(one.kind, one.place, one.target, one.switches) for one in old}
+    return any(
+        one.kind in (LOCK, READ, CHILD) and (one.kind, one.place, one.target, one.switches) not in before for one in new
+    )
+
+
+def why_it_may_go_on(first: JobLook, second: JobLook) -> str:
+    """Return why the job may go on by itself, or from outside; "": it cannot, as far as can be seen."""
+    return next(_reasons(first, second), "")
+
+
+def _reasons(first: JobLook, second: JobLook) -> Iterator[str]:
+    if second.growing:
+        yield "further nodes may join"
+    yield from (f"{title} is attached" for title in second.attached)
+    yield from (f"{name} waits to be used" for name in second.serves)
+    yield from (f"node {node} does not answer" for node in second.missing)
+    for proc, look in second.looks.items():
+        old = first.looks.get(proc)
+        if look is None:
+            continue  # C code that holds the GIL: what the kernel shows of it is in `others`
+        for wait in look.waits:
+            if wait.timeout > _LONGEST_POLL:
+                yield f"{name_of(look)} waits at {wait.place} for at most {wait.timeout:g} s"
+        for thread in look.others:
+            same = old is not None and thread in old.others
+            if reason := _thread_reason(look, thread, same):
+                yield f"{name_of(look)}, at {thread.place}, {reason}"
+        if look.driver and not look.waits and look.handles_signals:
+            yield f"{name_of(look)} has handlers of signals, and may wait for one"
+    seen = {look.pid for look in second.looks.values() if look is not None}
+    for node, processes in second.others.items():
+        before = {
+            (one.pid, place): thread for one in first.others.get(node, ()) for place, thread in enumerate(one.threads)
+        }
+        for one in processes:
+            yield from _process_reasons(one, before, one.pid in seen, second.addresses)
+
+
+def _thread_reason(look: ProcessLook, thread: ThreadLook, same: bool) -> str:
+    if thread.what == DEBUGGER:
+        return "is at a breakpoint"
+    if thread.kind == COROUTINE:
+        return "waits for what is not hpcray's" if thread.what == OUTSIDE else ""
+    if thread.kind == TIMED:
+        return "sleeps, which ends by itself" if same else "polls for what cannot be seen"
+    if thread.what == SUBPROCESS and thread.kind in (CHILD, POLL, READ):
+        return ""  # the child is looked at by itself
+    if thread.kind == POLL:
+        return "" if thread.what == LOOP else "waits for events of descriptors"
+    if thread.kind == READ:
+        return _read_reason(thread.target, thread.descriptor)
+    return "" if thread.kind in (LOCK, CHILD) else f"is in a wait of kind {thread.kind}"
+
+
+def _read_reason(target: str, descriptor: int) -> str:
+    if descriptor == 0:
+        return "reads its input"
+    if target.startswith(("pipe:", "socket:")):
+        return ""  # connections to other hosts are looked at by process
+    return f"reads or writes {target or 'a file'}"
+
+
+def _process_reasons(
+    one: ProcessWait, before: Mapping[tuple[int, int], KernelWait], is_ours: bool, addresses: Collection[str]
+) -> Iterator[str]:
+    title = f"process {one.pid} ({one.name})"
+    if one.state in "Tt":
+        yield f"{title} is stopped"
+    if one.state == "D":
+        yield f"{title} is in an uninterruptible wait"
+    if one.name in _ELSEWHERE:
+        yield f"{title} has another machine work for it"
+    if outside := [peer for peer in one.peers if peer not in addresses]:
+        yield f"{title} has a connection to {', '.join(outside[:3])}"
+    if is_ours:
+        return
+    if one.listens:
+        yield f"{title} listens for connections"
+    for place, thread in enumerate(one.threads):
+        if thread.kind == TIMED:
+            what = "sleeps" if before.get((one.pid, place)) == thread else "polls for what cannot be seen"
+            yield f"{title} {what}"
+        elif thread.kind == READ and (reason := _read_reason(thread.target, thread.descriptor)):
+            yield f"{title} {reason}"
+        elif thread.kind not in (LOCK, CHILD, READ):
+            yield f"{title} is in a wait of kind {thread.kind}"
