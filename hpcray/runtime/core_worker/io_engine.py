@@ -172,7 +172,7 @@ _SPARES = 8
 """Descriptors that are kept for peers that connect when the user's code has taken all others."""
 
 
-class FrameSharer(Protocol):
+class FrameWriter(Protocol):
     """The method of `FrameSlotClient` that the engine calls."""
 
     def share(self, dest: bytes, pieces: Sequence[bytes], size: int) -> bytes | None:
@@ -238,7 +238,7 @@ class IoEngine:
         self.activity = 0
         self.closed = False
         self.asleep: set[int] = set()
-        self.frame_sharers: list[FrameSharer] = []
+        self.frame_writers: list[FrameWriter] = []
         self._drain = drain
         self.parked: list[Waiter] = []
         self.park_of: dict[int, Waiter] = {}
@@ -660,8 +660,8 @@ class IoEngine:
                 size = len(body) + ROUTE
                 frame = LENGTH.pack(size) + peer.route + body
                 link = peer.link
-                if size > LONG and link is self._raylet and self.frame_sharers:
-                    frame = self.frame_sharers[0].share(peer.proc, (frame,), size + 4) or frame
+                if size > LONG and link is self._raylet and self.frame_writers:
+                    frame = self.frame_writers[0].share(peer.proc, (frame,), size + 4) or frame
                     size = len(frame) - 4
                 # What the kernel does not take at once goes to `unsent`; so does all that comes after it.
                 if link.unsent:
@@ -705,8 +705,8 @@ class IoEngine:
             pieces = encode_pieces(out)
             size = sum(map(len, pieces)) + HEADER
             pieces.insert(0, LENGTH.pack(size - 4) + peer.route)
-            sharers = self.frame_sharers if link is self._raylet else ()
-            if sharers and (shared := sharers[0].share(peer.proc, pieces, size)) is not None:
+            writers = self.frame_writers if link is self._raylet else ()
+            if writers and (shared := writers[0].share(peer.proc, pieces, size)) is not None:
                 pieces, size = [shared], len(shared)
             sent = 0
             with contextlib.suppress(BlockingIOError):
