@@ -18,6 +18,7 @@ from rich.text import Text
 
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
+from hpcray.cli.attach import attach, bridge
 from hpcray.cli.dashboard import dashboard
 from hpcray.cli.debug import debug
 from hpcray.cli.durable import durable
@@ -86,6 +87,8 @@ class _Commands(click.Group):
     commands=[
         *observe.COMMANDS,
         *node_commands.COMMANDS,
+        attach,
+        bridge,
         config,
         dashboard,
         debug,

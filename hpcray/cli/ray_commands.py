@@ -23,7 +23,7 @@ _END = "hint: Ctrl-C at the program, scancel, or the end of the program"
 _MISSING = {
     "up": _LAUNCH,
     "down": _END,
-    "attach": "hint: srun --jobid=JOB --overlap -n 1 --pty bash",
+    "attach": "hint: hpcray attach JOB; a shell: srun --jobid=JOB --overlap -n 1 --pty bash",
     "exec": "hint: srun --jobid=JOB --overlap -n 1 COMMAND, or ray job submit -- COMMAND",
     "submit": "it starts a cluster in a cloud; hint: ray job submit -- python program.py, or hpcray submit program.py",
     "rsync-up": "all nodes of a job see the same files, or `runtime_env` sends them",

@@ -521,6 +521,10 @@ class LaunchConfig:
             those of the rank's NUMA node, or those that UCX chooses.
         ray_api: whether `hpcray dashboard` serves Ray's REST API for jobs too, as with its `--ray-api`, and `ray start
             --head` beside its node.
+        attach_wait: seconds for which a job keeps what a driver outside of it owns while the line to it is broken.
+        attach_command: hpcray's command on the login node that `init("ssh://HOST/JOBID")` goes through; "": `hpcray` on
+            a login shell's PATH.
+        attach_dir: directory of this host for the objects that such a driver reads and writes; "": the temporary one.
     """
 
     launcher: LauncherName = "auto"
@@ -537,6 +541,9 @@ class LaunchConfig:
     join_wait: float = 30.0
     safe_directories: str = ""
     network_devices: str = ""
+    attach_wait: float = 300.0
+    attach_command: str = ""
+    attach_dir: str = ""
     ray_api: bool = False
 
     @classmethod

@@ -63,6 +63,7 @@ _LONGEST_COMMAND_LINE = 4096  # bytes
 _REFRESH_INTERVAL = 6 * 3600.0
 """Seconds between two updates of the times of a session's files."""
 _NAME = re.compile(r"[0-9a-f]{8}")
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
 class SessionError(StartupError):
@@ -85,6 +86,8 @@ class SessionInfo(msgspec.Struct, frozen=True):
         program: command line of the program; "" if this node does not know it.
         embedded: whether the program has started this node, as its child; else the node's rank starts the program.
         end: Unix time at which the batch system ends the job; 0.0 if that is not known.
+        python, root: the interpreter of the node, and where it has found hpcray.
+        relayed: this is no node, but stands here for one elsewhere (`hpcray.attach`).
     """
 
     path: str
@@ -99,6 +102,9 @@ class SessionInfo(msgspec.Struct, frozen=True):
     program: str = ""
     embedded: bool = False
     end: float = 0.0
+    python: str = ""
+    root: str = ""
+    relayed: bool = False
 
 
 class SessionDirectory:
@@ -144,7 +150,9 @@ class SessionDirectory:
         """Path of the socket of process `number` of this node; 0 is the raylet."""
         return os.path.join(self.path, f"{number}.s" if number else RAYLET_SOCKET)
 
-    def publish(self, session: str, node: int, node_id: str, nodes: int = 1, end: float = 0.0) -> None:
+    def publish(
+        self, session: str, node: int, node_id: str, nodes: int = 1, end: float = 0.0, relayed: bool = False
+    ) -> None:
         """Write info.json, by which `init(address="auto")` finds this node. Arguments: see `SessionInfo`."""
         info = SessionInfo(
             path=self.path,
@@ -159,6 +167,9 @@ class SessionDirectory:
             program=shlex.join(self.driver or _command_line_of_parent()),
             embedded=not self.driver,
             end=end,
+            python=sys.executable,
+            root=_ROOT,
+            relayed=relayed,
         )
         self._info = msgspec.json.encode(info)
         write_private_file(os.path.join(self.path, _INFO), self._info)
@@ -311,6 +322,7 @@ def live_sessions(environ: Mapping[str, str] | None = None) -> list[SessionInfo]
         roots += [root for variable, root in _possible_roots(environ) if variable == _HOME and root != roots[0]]
     private = [root for root in roots if _is_private(root, follow=False) and not exposed_directory(root)]
     found = [info for root in private for path in _sessions(root) if (info := _read_info(path)) and _is_live(path)]
+    found = [info for info in found if not info.relayed]
     newest: dict[str, float] = {}
     for info in found:
         newest[info.session] = max(newest.get(info.session, 0.0), info.started)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
@@ -21,9 +21,8 @@ _UNDER_WAY = 15.0
 _OUTSIDE_WAIT = 3.0
 """Seconds that a named cluster is waited for outside of any allocation."""
 
-RESOLVERS: dict[str, Callable[[str, Mapping[str, str]], str]] = {}
-"""Further forms of addresses, by what stands before `://`: each returns a session directory, or raises
-ConnectionError."""
+ATTACHED_SCHEMES = frozenset(("slurm", "ssh"))
+"""Schemes of addresses of jobs that run elsewhere (`hpcray.attach`)."""
 
 
 def find_session(address: str | None, environ: Mapping[str, str], wait: bool = True) -> str | None:
@@ -39,9 +38,10 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
     Raises:
         ConnectionError: a started cluster is meant, and it is not here, or it is not clear which.
     """
-    scheme = (address or "").partition("://")[0]
-    if address and scheme in RESOLVERS:
-        return RESOLVERS[scheme](address, environ)
+    if address and "://" in address and address.partition("://")[0] in ATTACHED_SCHEMES:
+        from hpcray.attach.client import attach  # few programs attach
+
+        return attach(address, environ)
     asked = _asked(address, environ)
     deadline = called_by = 0.0
     while True:

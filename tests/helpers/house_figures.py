@@ -100,7 +100,7 @@ SHORT_FILES = {}
 LINES_OF_CODE = {
     "api": 3130,
     "autoscaler": 856,
-    "cli": 3478,
+    "cli": 3680,
     "common": 1517,
     "compat": 3056,
     "core": 12542,
@@ -132,6 +132,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 443,
+    "whole": 454,
 }
 """Files of the package, those of compat/standin left out."""

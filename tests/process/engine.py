@@ -34,9 +34,22 @@ exit_actor: Any = importlib.import_module(f"{NAME}.actor").exit_actor
 hpcray_only = pytest.mark.skipif(not IS_HPCRAY, reason="a promise that Ray does not make")
 
 
+ATTACHED = bool(os.environ.get("HPCRAY_TEST_ATTACHED"))
+"""The tests are drivers outside of their job, which they reach through one pipe."""
+_elsewhere: list[Any] = []
+
+
 def start(**options: Any) -> Any:
     """`init` with what every test wants."""
-    return ray.init(include_dashboard=False, **options)
+    if not ATTACHED:
+        return ray.init(include_dashboard=False, **options)
+    from helpers.attached import OF_DRIVERS, JobElsewhere
+
+    while _elsewhere:
+        _elsewhere.pop().end()
+    _elsewhere.append(JobElsewhere(**{name: value for name, value in options.items() if name not in OF_DRIVERS}))
+    mine = {name: value for name, value in options.items() if name in OF_DRIVERS}
+    return ray.init(_elsewhere[0].attach(), **mine)
 
 
 def eventually(condition: Callable[[], Any], what: str = "", patience: float = PATIENCE) -> Any:
