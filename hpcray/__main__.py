@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.exceptions import StartupError
-from hpcray.common.ray_version import STANDIN
+from hpcray.common.ray_version import STANDIN, is_replaced
 from hpcray.platform.console import adopt_console
 from hpcray.platform.process_tree import set_process_name
 from hpcray.platform.resource_limits import open_standard_descriptors
@@ -72,7 +72,10 @@ def main() -> NoReturn:
     if options.as_ray or options.ray_libraries:
         _provide_ray_module(options.ray_libraries)
     set_process_name("hpcray-raylet")
-    console = adopt_console(_runs_program(options))
+    runs_program = _runs_program(options)
+    if runs_program and options.driver and not options.as_ray and (warning := is_replaced(options.driver[0])):
+        print(f"hpcray: {warning}", file=sys.stderr, flush=True)
+    console = adopt_console(runs_program)
     code = 1
     try:
         report = console.leave if console is not None else lambda code: code

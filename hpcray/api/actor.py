@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -37,7 +38,9 @@ from hpcray.api.actor_handle import (
 from hpcray.api.export import (
     ANYTHING,
     NOTHING,
+    ChangedClass,
     arity,
+    changed_methods,
     check_size,
     describe,
     exported,
@@ -217,9 +220,10 @@ ASYNC_CONCURRENCY = 1000
 class _ExportedClass:
     """The pickled class and its methods, shared by all `.options()` of an actor class so that it is pickled once."""
 
-    __slots__ = ("blob", "keep", "methods")
+    __slots__ = ("_changed", "blob", "keep", "methods")
 
-    def __init__(self) -> None:
+    def __init__(self, cls: type) -> None:
+        self._changed = changed_methods(cls)  # as they are now: what the program changes later comes too late
         self.blob = b""
         self.keep: list[Any] = []
         self.methods: dict[str, dict[str, Any]] = {}
@@ -228,9 +232,16 @@ class _ExportedClass:
         """Pickle the class at its first use: a class that is being unpickled has no methods yet."""
         if not self.blob:
             self.methods = _methods_of(cls)
-            blob, self.keep = exported(cls, f"the actor class {full_name(cls)}.__init__")
+            blob, self.keep = self._pickled(cls)
             check_size(blob, "actor", cls.__name__)
             self.blob = blob
+
+    def _pickled(self, cls: type) -> tuple[bytes, list[Any]]:
+        what = f"the actor class {full_name(cls)}.__init__"
+        if self._changed:
+            with contextlib.suppress(TypeError):  # a decorator's function may hold anything: workers import their own
+                return exported(ChangedClass(cls, self._changed), what)
+        return exported(cls, what)
 
 
 T = TypeVar("T")
@@ -284,7 +295,7 @@ class ActorClass(Generic[T]):
             raise _no_subclass(type(self).__name__[len("ActorClass(") : -1], cls)
         self.__ray_actor_class__ = cls
         self._options = options
-        self._export = export or _ExportedClass()
+        self._export = export or _ExportedClass(cls)
         functools.update_wrapper(cast(Any, self), cls, updated=())
 
     if not TYPE_CHECKING:  # so that type checkers refuse the call

@@ -7,7 +7,10 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any
+
+import cloudpickle
 
 from hpcray.common.exceptions import OufOfBandObjectRefSerializationException
 from hpcray.protocol.serializability import not_serializable
@@ -48,6 +51,52 @@ def exported(target: Any, what: str) -> tuple[bytes, list[Any]]:
             f"{what} captures {refs[0]!r}; hint: pass it as an argument, or set {OUT_OF_BAND}=1"
         )
     return blob.join() if isinstance(blob, Serialized) else blob, refs
+
+
+_OF_THE_CLASS = ("__class_getitem__", "__del__", "__init_subclass__", "__new__")
+
+
+def changed_methods(cls: type) -> dict[str, Callable[..., Any]]:
+    """Return the methods of a class, its bases' included, which a process that imports the class may lack: functions
+    that were not written in the class, so that the program may have put them there. Empty for a class that travels by
+    value."""
+    found: dict[str, Callable[..., Any]] = {}
+    if not _is_imported(cls):
+        return found
+    for base in reversed(cls.__mro__):
+        for name, member in vars(base).items():
+            written = getattr(member, "__module__", ""), getattr(member, "__qualname__", "")
+            if (
+                isinstance(member, FunctionType)
+                and name not in _OF_THE_CLASS
+                and written != (base.__module__, f"{base.__qualname__}.{name}")
+            ):
+                found[name] = member
+            else:
+                found.pop(name, None)
+    return found
+
+
+def _is_imported(cls: type) -> bool:
+    module = cls.__module__
+    by_value = module == "__main__" or module in cloudpickle.list_registry_pickle_by_value()
+    return not by_value and getattr(sys.modules.get(module), cls.__qualname__, None) is cls
+
+
+class ChangedClass:
+    """A class that workers import, and then give methods. Pickles as such a class."""
+
+    def __init__(self, cls: type, methods: dict[str, Callable[..., Any]]) -> None:
+        self._parts = cls, methods
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return with_methods, self._parts
+
+
+def with_methods(cls: type, methods: dict[str, Callable[..., Any]]) -> type:
+    """Return a subclass with these methods, and the name of the class."""
+    named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+    return type(cls)(cls.__name__, (cls,), {**named, **methods})
 
 
 def check_size(blob: bytes, kind: str, name: str) -> None:

@@ -336,7 +336,13 @@ def _checked(bundles: Any) -> list[dict[str, int]]:
         raise ValueError(
             f"Bundles must be a non-empty list of resource dictionaries. {_EXAMPLE} Got empty list instead."
         )
-    return [_checked_bundle(bundle) for bundle in bundles]
+    checked = [_checked_bundle(bundle) for bundle in bundles]
+    if not all(checked):
+        raise ValueError(
+            f"Bundles cannot be an empty dictionary or resources with only 0 values. Bundles: {bundles}; "
+            f"hint: for example {_EXAMPLE}"
+        )
+    return checked
 
 
 def _checked_bundle(bundle: Any) -> dict[str, int]:
@@ -349,13 +355,7 @@ def _checked_bundle(bundle: Any) -> dict[str, int]:
     gpus = bundle.get("GPU", 0)
     if gpus > 1 and gpus != int(gpus):
         raise ValueError(f"GPU resource quantities >1 must be whole numbers. The specified quantity {gpus} is invalid.")
-    units = exact_units(bundle)
-    if not units:
-        raise ValueError(
-            "Bundles cannot be an empty dictionary or resources with only 0 values. "
-            f"Bundles must be a non-empty list of resource dictionaries. {_EXAMPLE} Got {bundle}."
-        )
-    return units
+    return exact_units(bundle)
 
 
 def check_index(group: PlacementGroup, index: int) -> None:

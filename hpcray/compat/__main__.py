@@ -1,9 +1,10 @@
-"""`python -m hpcray.compat install | uninstall | path`: make `import ray` import hpcray in this Python environment.
+"""`python -m hpcray.compat install [--version V] | uninstall | path`: make `import ray` hpcray in this environment.
 `python -m hpcray.compat libraries install [DIR] | path`: Ray's own libraries (Data, Tune, ...), for `import ray.data`.
 
 `install` writes one line into site-packages (`hpcray-ray.pth`), and the command `ray` beside `python`. The environment
-then has a package `ray` and a distribution "ray", for pip and `importlib.metadata` too. `install` refuses where the
-real Ray is installed.
+then has a package `ray` and a distribution "ray" with Ray's extras, for pip and `importlib.metadata` too. `--version
+2.44.1` is for packages that pin that version: the distribution, and `ray.__version__` with HPCRAY_RAY_VERSION=2.44.1,
+claim it. `install` refuses where the real Ray is installed.
 
 `libraries install` unpacks the libraries of Ray's wheel into a directory of this environment, or into DIR.
 """
@@ -17,9 +18,10 @@ import shlex
 import sys
 import sysconfig
 from collections.abc import Sequence
+from pathlib import Path
 
-from hpcray.common.ray_version import STANDIN
-from hpcray.compat import libraries
+from hpcray.common.ray_version import RAY_VERSION, STANDIN
+from hpcray.compat import distribution, libraries
 from hpcray.platform.python_lines import module_line
 
 _PTH = "hpcray-ray.pth"
@@ -37,7 +39,13 @@ def main(argv: Sequence[str]) -> int:
         return libraries.main(list(argv[1:]))
     if list(argv) == ["path"]:
         print(STANDIN)
-    elif list(argv) == ["install"]:
+    elif list(argv[:1]) == ["install"] and (len(argv) == 1 or (len(argv) == 3 and argv[1] == "--version")):
+        version = argv[2] if len(argv) == 3 else RAY_VERSION
+        try:
+            distribution.metadata(version)
+        except ValueError as error:
+            print(f"hpcray: {error}", file=sys.stderr)
+            return 2
         try:
             found = importlib.metadata.version("ray")
         except importlib.metadata.PackageNotFoundError:
@@ -49,12 +57,16 @@ def main(argv: Sequence[str]) -> int:
             file.write(STANDIN + "\n")
         with open(command, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o755)) as file:
             file.write(_COMMAND.format(line=shlex.join(module_line("hpcray.cli.ray"))))
+        distribution.write(Path(site), version, [path, command])
         print(f"hpcray: import ray is hpcray now; {path}, {command}")
+        if version != RAY_VERSION:
+            print(f"hpcray: pip sees ray {version}; for `ray.__version__` too: export HPCRAY_RAY_VERSION={version}")
     elif list(argv) == ["uninstall"]:
         if not os.path.exists(path):
             print(f"hpcray: there is no {path}", file=sys.stderr)
             return 1
         os.unlink(path)
+        distribution.remove(Path(site))
         with contextlib.suppress(FileNotFoundError):
             os.unlink(command)
     else:

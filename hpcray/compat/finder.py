@@ -14,14 +14,15 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterable, MutableSequence, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.metadata import Distribution
 from types import FrameType, ModuleType
 from typing import Any
 
 from hpcray.api.driver_job import LIBRARY, preload
 from hpcray.common.config import RAY_LIBRARIES
-from hpcray.common.ray_version import RAY_VERSION, STANDIN
+from hpcray.common.ray_version import RAY_VERSION, STANDIN, claimed_version
 from hpcray.compat import table
 from hpcray.compat.names.log import generate_logging_config
 from hpcray.runtime.core_worker.worker_output import DEDUP_VARIABLE
@@ -40,7 +41,9 @@ AMENDMENTS = {
     "ray.serve.scripts": "hpcray.compat.serve:scripts",
     "ray.serve.schema": "hpcray.compat.serve:schema",
     "ray.train.torch.config": "hpcray.compat.train_network:torch_config",
-    "ray.tune.tune": "hpcray.compat.train_network:tune",
+    "ray.tune.experiment.trial": "hpcray.compat.tune:trial",
+    "ray.tune.experimental.output": "hpcray.compat.tune:output",
+    "ray.tune.tune": "hpcray.compat.tune:tune",
 }
 """By module of Ray: a function that gets the module, once it has been executed."""
 
@@ -205,6 +208,14 @@ class Finder:
             spec.submodule_search_locations = [os.path.join(STANDIN, "ray")]
             spec.origin = os.path.join(STANDIN, "ray", "__init__.py")
         return spec
+
+    def find_distributions(self, context: Any) -> Iterable[Distribution]:
+        """Return the distribution "ray" where its version is set; otherwise Python finds it in a directory."""
+        if claimed_version() == RAY_VERSION or context.name not in (None, "ray"):
+            return []
+        from hpcray.compat.distribution import ClaimedDistribution  # few programs ask
+
+        return [ClaimedDistribution()]
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         """Make an empty facade."""

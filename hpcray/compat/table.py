@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hpcray.common.ray_version import RAY_VERSION
+from hpcray.common.ray_version import RAY_VERSION, claimed_version
 
 _NAMES = "hpcray.compat.names"
 _IDS = "ActorClassID ActorID ClusterID FunctionID JobID NodeID PlacementGroupID TaskID UniqueID WorkerID"
@@ -64,6 +64,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ray_constants:logger",
         f"{_NAMES}.ids:{_IDS}",
         f"{_NAMES}.ray_constants:_config",
+        f"{_NAMES}.ray_client:client",
         "hpcray",
     ),
     "ray.actor": (f"{_NAMES}.option_utils:_modify_class", "hpcray.actor", "hpcray.api.actor"),
@@ -95,7 +96,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.dashboard.utils": ("hpcray.job_submission.cluster_address:get_address_for_submission_client",),
     "ray.exceptions": ("hpcray.exceptions",),
     "ray.log": (f"{_NAMES}.log:{_LOG}",),
-    "ray.job_config": (f"{_NAMES}.job_config:JobConfig",),
+    "ray.job_config": (f"{_NAMES}.job_config:JobConfig", "hpcray:LoggingConfig"),
     "ray.job_submission": ("hpcray.job_submission",),
     "ray.remote_function": ("hpcray.api.remote_function",),
     "ray.runtime_context": ("hpcray.api.runtime_context:RuntimeContext", "hpcray:get_runtime_context"),
@@ -120,13 +121,15 @@ MODULES: dict[str, tuple[str, ...]] = {
         "node_ip_address_from_perspective parse_address",
     ),
     # -------------------------------------------------------------------- util
-    "ray.util": ("hpcray.util", f"{_NAMES}.util:get_node_instance_id pdb"),
+    "ray.util": ("hpcray.util", f"{_NAMES}.util:get_node_instance_id pdb", f"{_NAMES}.ray_client:connect disconnect"),
     "ray.util.accelerators": ("hpcray.util.accelerators",),
     "ray.util.accelerators.accelerators": ("hpcray.util.accelerators",),
     "ray.util.actor_group": ("hpcray.util.actor_pool:ActorGroup ActorGroupMethod ActorMetadata",),
     "ray.util.actor_pool": ("hpcray.util.actor_pool",),
     "ray.util.annotations": ("hpcray.util.annotations",),
     "ray.util.check_serialize": ("hpcray.util.serialization:FailureTuple inspect_serializability",),
+    "ray.client_builder": (f"{_NAMES}.ray_client:ClientBuilder client", "hpcray.api.session:ClientContext"),
+    "ray.util.client_connect": (f"{_NAMES}.ray_client:connect disconnect",),
     "ray.util.client": (f"{_NAMES}.ray_client:RayAPIStub num_connected_contexts ray",),
     "ray.util.client.common": (
         f"{_NAMES}.ray_client:ClientActorClass ClientActorHandle ClientActorRef ClientObjectRef ClientRemoteFunc",
@@ -192,6 +195,10 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.experimental.collective.operations": ("hpcray.experimental.collective",),
     "ray.experimental.internal_kv": ("hpcray.experimental.internal_kv",),
     "ray.experimental.locations": ("hpcray.experimental.locations",),
+    "ray.experimental.rdt": (
+        "hpcray.experimental:deregister_nixl_memory register_nixl_memory register_nixl_memory_pool "
+        "register_tensor_transport set_nixl_cuda_stream set_target_device_for_ref set_target_for_ref wait_tensor_freed",
+    ),
     "ray.experimental.state": (),
     "ray.experimental.state.api": ("hpcray.util.state",),
     "ray.experimental.state.common": ("hpcray.state.schemas", "hpcray.state.summaries"),
@@ -201,6 +208,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
+    "ray._common.constants": (f"{_NAMES}.ray_constants:HEAD_NODE_RESOURCE_NAME NODE_ID_PREFIX",),
     "ray._common.filters": (f"{_NAMES}.log:CoreContextFilter",),
     "ray._common.formatters": ("hpcray.platform.log_format:AbstractFormatter JSONFormatter TextFormatter",),
     "ray._common.logging_constants": (f"{_NAMES}.log:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",),
@@ -262,7 +270,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 """Sources by module of Ray; `()`: a package whose only contents are its submodules."""
 
 ATTRIBUTES: dict[str, dict[str, Any]] = {
-    "ray": {"__version__": RAY_VERSION, "__commit__": "hpcray"},
+    "ray": {"__version__": claimed_version(), "__commit__": "hpcray"},
     "ray.actor": {"_actor_launch_hook": None},
     "ray.remote_function": {"_task_launch_hook": None},
 }
@@ -325,12 +333,12 @@ _WHY: dict[str, str] = {
     "ray._private.log_monitor": "raylets pass on what workers print",
     "ray._private.ray_option_utils": "Ray 2.60 does not have it either",
     "ray._private.test_utils": "it belongs to Ray's own tests",
-    "ray.client": "there is no Ray Client (ray://); hint: init(address='auto') on a node of the job",
     "ray.core": "the protocol buffers of Ray's own processes",
     "ray.cpp_function": "there are no workers in other languages",
     "ray.cross_language": "there are no workers in other languages",
     "ray.dag": "graphs have no GPU channels; the rest is in ray.dag",
     "ray.dashboard": "there is no HTTP server; hint: `hpcray dashboard`, `hpcray status`, ray.util.state",
+    "ray.experimental.rdt": "its transports' own classes; what programs call is there",
     "ray.experimental.channel": "compiled graphs have channels of their own here, and none for GPUs",
     "ray.java_actor_class": "there are no workers in other languages",
     "ray.java_function": "there are no workers in other languages",

@@ -27,6 +27,7 @@ class ProcessInfo:
     Attributes:
         proc: its proc id. pid, kind: "raylet", "driver", "attached", "worker", "template". node, host: where it is.
         state: of a worker: "idle", "busy", "starting", "leaving". actor, actor_class: what it is.
+        started_ms: when it started, in milliseconds since 1970; None where it is just starting, or has ended.
     """
 
     proc: bytes
@@ -37,6 +38,7 @@ class ProcessInfo:
     state: str = ""
     actor: bytes = b""
     actor_class: str = ""
+    started_ms: int | None = None
 
     @property
     def title(self) -> str:
@@ -146,8 +148,9 @@ class ClusterQuery:
 
     def _process_info(self, node: ClusterRoster, row: Mapping[str, Any]) -> ProcessInfo:
         return ProcessInfo(
-            row["proc"], row["pid"], row["kind"], node.index, node.host, row["state"], row["actor"], row["class"]
-        )
+            row["proc"], row["pid"], row["kind"], node.index, node.host, row["state"], row["actor"], row["class"],
+            row.get("started_ms"),
+        )  # fmt: skip
 
     def _own_raylet_state(self, node: int) -> str:
         if node != self._process.node:

@@ -40,7 +40,7 @@ from hpcray.common.ids import raylet_of
 from hpcray.core.raylet.figures_gathering import FIGURES
 from hpcray.diagnostics.process_activity import ActivityMeter, waits_of
 from hpcray.diagnostics.record_replay import Recorder, portion
-from hpcray.platform.process_tree import describe_process
+from hpcray.platform.process_tree import ProcessIdentity, describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.node_features import NodeParts
@@ -170,6 +170,7 @@ class RayletIntrospection:
         for link in self._router.links.values():
             worker = workers.get(link.proc)
             spec = worker.allocation.actor_spec if worker is not None and worker.allocation is not None else None
+            identity = ProcessIdentity.of(link.pid)
             rows.append({
                 "proc": link.proc,
                 "pid": link.pid,
@@ -177,6 +178,7 @@ class RayletIntrospection:
                 "state": worker.state if worker is not None else "",
                 "actor": spec.actor if spec is not None else b"",
                 "class": spec.class_name if spec is not None else "",
+                "started_ms": identity.started_ms if identity is not None else None,
             })  # fmt: skip
         here = {row["proc"] for row in rows}
         rows += [

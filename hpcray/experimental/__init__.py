@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from hpcray.api.objects import wait
-from hpcray.api.session import post_init_hooks, require_session
+from hpcray.api.session import is_initialized, post_init_hooks, require_session
 from hpcray.common.exceptions import GetTimeoutError
 from hpcray.core.core_worker.object_entry import STORED
 from hpcray.experimental import internal_kv, tqdm_ray
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime.core_worker.core_worker import current as running
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.tensors.tensor_transports import (
     CommunicatorMetadata,
@@ -60,10 +59,10 @@ def get_object_locations(obj_refs: Sequence[ObjectRef[Any]], timeout_ms: int = -
         `did_spill` (always False: spilled copies count as copies of the node).
 
     Raises:
-        GetTimeoutError: objects are still pending after `timeout_ms`.
+        GetTimeoutError: objects are still pending after `timeout_ms`. RuntimeError: hpcray is not initialized.
     """
+    process = _joined()
     refs = list(dict.fromkeys(obj_refs))
-    process = require_session()
     if refs:
         limit = None if timeout_ms < 0 else timeout_ms / 1000
         _, missing = wait(refs, num_returns=len(refs), timeout=limit, fetch_local=False)
@@ -78,10 +77,13 @@ def get_local_object_locations(obj_refs: Sequence[ObjectRef[Any]]) -> dict[Objec
     Raises:
         RuntimeError: hpcray is not initialized.
     """
-    process = running.process
-    if process is None:
-        raise RuntimeError("hpcray is not initialized; hint: call init() first")
-    return _located(process, list(dict.fromkeys(obj_refs)))
+    return _located(_joined(), list(dict.fromkeys(obj_refs)))
+
+
+def _joined() -> CoreWorker:
+    if not is_initialized():
+        raise RuntimeError("Ray hasn't been initialized. hint: call init() first")
+    return require_session()
 
 
 def wait_tensor_freed(tensor: Any, timeout: float | None = None) -> None:

@@ -30,11 +30,13 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
 
 from hpcray.platform.accelerators import apply_device_visibility, assigned_gpus, record_node_environment
+from hpcray.platform.environment_servers import PACKET_SIZE, Environment, EnvironmentServers
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
 from hpcray.platform.mpi_directory import remove_abandoned
 from hpcray.platform.numa_binding import bind_worker, limit_loaded_libraries_to_one_thread
@@ -104,8 +106,6 @@ of_imports = EnvironmentReads()
 
 
 WorkerMain = Callable[[str, int, int], NoReturn]
-PACKET_SIZE = 1 << 18
-"""Largest packet between the raylet and the server, bytes."""
 _MAX_TRACEBACK = 1 << 14  # characters
 _DRIVER_GRACE = 2.0  # seconds from SIGTERM to SIGKILL of an orphaned driver
 _REPARENTING_TIMEOUT = 1.0  # seconds
@@ -114,12 +114,30 @@ _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 """By the server; workers have the default actions."""
 
 _REASON_SLOTS, _REASON_BYTES = 32, 2048
+
+
+@dataclass(frozen=True)
+class WorkerCode:
+    """What a fork server runs in the processes that it forks.
+
+    Attributes:
+        main: a worker's life.
+        needs_server: whether the workers of an environment might be forks of a server of its own.
+        be_server: becomes such a server, in a process that has the environment's variables. Gets the session directory
+            and the descriptor of the packet socket; returns the reason if it cannot.
+    """
+
+    main: WorkerMain
+    needs_server: Callable[[Environment], bool] = lambda env: False
+    be_server: Callable[[str, int], str] = lambda session_dir, fd: "there is none"
+
+
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def run_fork_server(
-    sock: socket.socket, load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+    sock: socket.socket, load: Callable[[], WorkerCode], session_dir: str, arena_fd: int, lock_fd: int
 ) -> NoReturn:
     """Run as the fork server. Called in the forked child; never returns.
 
@@ -132,7 +150,31 @@ def run_fork_server(
     """
     code = 1
     try:
-        _ForkServer(sock, load, session_dir, arena_fd, lock_fd).run()
+        close_other_fds({arena_fd, lock_fd, sock.fileno()})
+        cleaning = _NodeCleaning(session_dir, lock_fd)
+        os.setsid()
+        set_process_name("hpcray-template")
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        strip_launcher_variables(os.environ)
+        record_node_environment(os.environ)
+        _ForkServer(sock, load, session_dir, arena_fd, cleaning).run()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def run_environment_server(sock: socket.socket, main: WorkerMain, session_dir: str) -> NoReturn:
+    """Run as the fork server of an environment, in an interpreter of its own, below the fork server of the node."""
+    code = 1
+    try:
+        set_process_name("hpcray-env")
+        server = _ForkServer(sock, lambda: WorkerCode(main), session_dir)
+        server.load()
+        server.run()
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -141,86 +183,93 @@ def run_fork_server(
 
 
 class _ForkServer:
+    """Args: see `run_fork_server`. node: what the server of a node cleans up; None for that of an environment."""
+
     def __init__(
-        self, sock: socket.socket, load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+        self,
+        sock: socket.socket,
+        load: Callable[[], WorkerCode],
+        session_dir: str,
+        arena_fd: int = -1,
+        node: _NodeCleaning | None = None,
     ) -> None:
-        close_other_fds({arena_fd, lock_fd, sock.fileno()})
         self._sock = sock
         self._load_worker = load
         self._session_dir = session_dir
         self._children: dict[int, int] = {}
         self._pids: dict[int, int] = {}
-        self._driver: ProcessIdentity | None = None
         self._arena_fd = arena_fd
-        self._lock_fd = lock_fd
-        self._main: WorkerMain | None = None
+        self._node = node
+        self._code: WorkerCode | None = None
+        self._servers = EnvironmentServers(self._start_server, self._fork, self._report)
         self._failures = StartFailures()
-        self._raylet = os.getppid()
-        self._raylet_gone = False
-        os.setsid()
         become_subreaper()
-        set_process_name("hpcray-template")
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED_SIGNALS)
         for blocked in _BLOCKED_SIGNALS:
             signal.signal(blocked, signal.default_int_handler if blocked is signal.SIGINT else signal.SIG_DFL)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        self._launcher_directory = LauncherDirectory.find(os.environ)
-        strip_launcher_variables(os.environ)
-        record_node_environment(os.environ)
 
     def run(self) -> None:
-        """Serve until the raylet asks to stop or is gone, then clean up."""
-        poll = select.poll()
-        for fd in (self._sock.fileno(), self._wakeup_read):
-            poll.register(fd, select.POLLIN)
+        """Serve until the other side asks to stop or is gone, then clean up."""
+        own = {self._sock.fileno(), self._wakeup_read}
         serving = True
         while serving:
-            ready = {fd for fd, _ in poll.poll()}
+            until = self._servers.end_idle()
+            poll = select.poll()
+            for fd in (*own, *self._servers.descriptors()):
+                poll.register(fd, select.POLLIN)
+            ready = {fd for fd, _ in poll.poll(None if until is None else until * 1000 + 1)}
             if self._wakeup_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wakeup_read, 4096)
                 self._reap()
+            for fd in ready - own:
+                self._servers.read(fd)
             if self._sock.fileno() in ready:
                 serving = self._serve(*self._next_request())
-        self._clean_up()
+        if self._node is not None:
+            self._node.clean_up(list(self._children))
+        else:
+            kill_descendants(os.getpid())
 
     def _next_request(self) -> list[Any]:
-        """Receive one request. The end of the stream is the end of the raylet."""
+        """Receive one request. The end of the stream is the end of the other side."""
         try:
             data = self._sock.recv(PACKET_SIZE)
         except OSError:
             data = b""
-        self._raylet_gone = not data
+        if not data and self._node is not None:
+            self._node.raylet_gone = True
         return _decode(data) if data else ["stop"]
 
     def _serve(self, what: str, *args: Any) -> bool:
         """Carry out one request; False to stop."""
         if what == "fork":
-            self._fork(*args)
+            self._fork_or_delegate(*args)
         elif what == "kill":
             pid = self._pids.get(args[0])
             if pid is not None:  # not reaped yet, so the pid is still this worker's
                 os.kill(pid, signal.SIGKILL)
-        elif what == "lock":
+            else:
+                self._servers.kill(args[0])
+        elif what == "lock" and self._node is not None:
             with contextlib.suppress(OSError):  # it was removed once more: the next request follows
-                share_session_lock(self._session_dir, self._lock_fd)
+                share_session_lock(self._session_dir, self._node.lock_fd)
         elif what == "load":
-            self._load()
+            self.load()
         elif what == "prepare":
             self._prepare(*args)
-        elif what == "driver":
-            self._driver = ProcessIdentity(*args)
+        elif what == "driver" and self._node is not None:
+            self._node.driver = ProcessIdentity(*args)
         return bool(what != "stop")
 
-    def _load(self) -> None:
+    def load(self) -> None:
+        """Import what workers run, and report that this server forks, or why it cannot."""
         try:
             with of_imports.noted():
-                self._main = self._load_worker()
+                self._code = self._load_worker()
             _freeze_heap()
             self._report("ready")
         except Exception:
@@ -247,10 +296,16 @@ class _ForkServer:
                 os.environ.pop(variable, None)
         if modules:
             limit_loaded_libraries_to_one_thread()
+            self._servers.preload(modules, env)
         _freeze_heap()
 
-    def _fork(self, number: int, env: list[tuple[str, str]]) -> None:
-        if self._main is None:
+    def _fork_or_delegate(self, number: int, env: list[list[str]]) -> None:
+        named = tuple((name, text) for name, text in env)
+        if self._code is None or not self._code.needs_server(named) or not self._servers.take(number, named):
+            self._fork(number, named)
+
+    def _fork(self, number: int, env: Environment) -> None:
+        if self._code is None:
             self._report("failed", number, "the template process could not import hpcray's worker")
             return
         parent = os.getpid()
@@ -260,22 +315,52 @@ class _ForkServer:
             self._report("failed", number, f"fork: {error}; hint: ulimit -u, or the cgroup's pids.max")
             return
         if pid == 0:
-            self._be_worker(self._main, parent, number, env)
+            self._be_worker(self._code.main, parent, number, env)
         self._children[pid] = number
         self._pids[number] = pid
         self._report("forked", number, pid)
 
-    def _be_worker(self, main: WorkerMain, parent: int, number: int, env: list[tuple[str, str]]) -> NoReturn:
+    def _start_server(self, env: Environment) -> tuple[int, socket.socket]:
+        """Fork the process that becomes the server of an environment."""
+        assert self._code is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            theirs.close()
+            return pid, ours
+        problem = "it ended"
+        try:
+            self._be_child(parent)
+            close_other_fds({theirs.fileno()})
+            for name, text in env:
+                os.environ[name] = text
+            theirs.set_inheritable(True)
+            problem = self._code.be_server(self._session_dir, theirs.fileno())
+        except BaseException:
+            problem = traceback.format_exc()[-_MAX_TRACEBACK:]
+        finally:
+            with contextlib.suppress(OSError):
+                theirs.send(_encode(["broken", problem]))
+            os._exit(1)
+
+    def _be_child(self, parent: int) -> None:
+        """Undo, in a child that was just forked, what makes a fork server of this process."""
+        die_with_parent(parent)
+        os.setpgid(0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
+        self._sock.close()
+        for fd in (self._wakeup_read, self._wakeup_write, *self._servers.descriptors()):
+            os.close(fd)
+        if self._node is not None:
+            os.close(self._node.lock_fd)
+
+    def _be_worker(self, main: WorkerMain, parent: int, number: int, env: Environment) -> NoReturn:
         code = 1
         try:
-            die_with_parent(parent)
-            os.setpgid(0, 0)
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED_SIGNALS)
-            self._sock.close()
-            for fd in (self._wakeup_read, self._wakeup_write, self._lock_fd):
-                os.close(fd)
+            self._be_child(parent)
             set_process_name("hpcray-worker")
             for name, text in env:  # not `update`: it asks every class of mappings whether a list is one of them
                 os.environ[name] = text
@@ -303,6 +388,8 @@ class _ForkServer:
             if dead is None:
                 return
             number = self._children.pop(dead.si_pid, None)
+            if number is None:
+                number = self._servers.adopted(dead.si_pid)
             if number is not None:
                 # Its children go with it. Before the wait below the pid, and so the group's id, cannot be reused.
                 with contextlib.suppress(OSError):
@@ -316,9 +403,26 @@ class _ForkServer:
         with contextlib.suppress(OSError):  # the loop notices a raylet that is gone
             self._sock.send(_encode(report))
 
-    def _clean_up(self) -> None:
-        """Kill every descendant and the driver, remove the session directory."""
-        for pid in self._children:
+
+class _NodeCleaning:
+    """What the fork server of a node does at the end: it kills what is left, and removes the session directory.
+
+    Attributes:
+        lock_fd: the session's lock, held until then.
+        driver: the process that runs the program. raylet_gone: the raylet has ended without a request to stop.
+    """
+
+    def __init__(self, session_dir: str, lock_fd: int) -> None:
+        self._session_dir = session_dir
+        self.lock_fd = lock_fd
+        self.driver: ProcessIdentity | None = None
+        self.raylet_gone = False
+        self._raylet = os.getppid()
+        self._launcher_directory = LauncherDirectory.find(os.environ)
+
+    def clean_up(self, workers: Sequence[int]) -> None:
+        """Kill every descendant and the driver, remove the session directory. workers: pids, not reaped yet."""
+        for pid in workers:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         self._await_reparenting()
@@ -331,7 +435,7 @@ class _ForkServer:
             if self._reap_quietly() and not alive:
                 break
             time.sleep(0.002)
-        while self._driver is not None and self._driver.orphaned and time.monotonic() < driver_deadline:
+        while self.driver is not None and self.driver.orphaned and time.monotonic() < driver_deadline:
             time.sleep(0.01)
         self._signal_driver(signal.SIGKILL)
         remove_session_directory(self._session_dir)
@@ -341,7 +445,7 @@ class _ForkServer:
 
     def _await_reparenting(self) -> None:
         """Wait until the driver of a dead raylet has another parent: the kernel closes the descriptors first."""
-        if self._raylet_gone and self._driver is not None:
+        if self.raylet_gone and self.driver is not None:
             deadline = time.monotonic() + _REPARENTING_TIMEOUT
             while os.getppid() == self._raylet and time.monotonic() < deadline:
                 time.sleep(0.001)
@@ -357,9 +461,9 @@ class _ForkServer:
 
     def _signal_driver(self, number: signal.Signals) -> None:
         """Signal the driver if it is an orphan; a driver with a live parent is left to that parent."""
-        if self._driver is not None and self._driver.orphaned:
+        if self.driver is not None and self.driver.orphaned:
             with contextlib.suppress(OSError):
-                os.kill(self._driver.pid, number)
+                os.kill(self.driver.pid, number)
 
 
 class StartFailures:
@@ -537,7 +641,7 @@ class ForkServerClient:
 
 
 def start_fork_server(
-    load: Callable[[], WorkerMain], session_dir: str, arena_fd: int, lock_fd: int
+    load: Callable[[], WorkerCode], session_dir: str, arena_fd: int, lock_fd: int
 ) -> ForkServerClient:
     """Fork the fork server. Call it before MPI, UCX or any thread exists.
 

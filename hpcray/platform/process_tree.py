@@ -12,6 +12,7 @@ import ctypes
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -144,6 +145,12 @@ class ProcessIdentity(Struct, frozen=True):
         """True if this process runs and has another parent than when we looked."""
         now = self._now()
         return now is not None and now.parent != self.parent
+
+    @property
+    def started_ms(self) -> int:
+        """When it started, in milliseconds since 1970, by the clock as it is set now."""
+        since_boot = self.started / os.sysconf("SC_CLK_TCK")
+        return round(1000 * (time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot))
 
     def _now(self) -> ProcessIdentity | None:
         now = ProcessIdentity.of(self.pid)

@@ -181,3 +181,14 @@ def bind_private(sock: socket.socket, path: str) -> None:
     """
     os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the mode of the socket
     sock.bind(path)
+
+
+def close_listeners() -> None:
+    """Close the sockets of this process that listen, as its last act: the kernel frees its memory before it closes its
+    descriptors, and a port without an answer would be seen meanwhile."""
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                listens = copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens:
+                os.close(int(name))

@@ -34,11 +34,12 @@ _LEAVING = 8.0
 """Seconds that a raylet has to end after its driver, before it is killed."""
 
 # The child imports hpcray from where this process did, and nothing from the user's current directory. To start sooner
-# it skips the imports of `import hpcray` that are for users' programs (`raylet_main.load_worker` does them).
+# it skips the imports of `import hpcray` that are for users' programs (`raylet_main.load_worker` does them), unless a
+# sitecustomize has done them already: modules that it has would be lacking in another module `hpcray`.
 _COMMAND = (
     "import sys; sys.path[0:1] = []; root = {root!r}; root in sys.path or sys.path.append(root); "
     "from importlib.util import find_spec, module_from_spec; "
-    "sys.modules['hpcray'] = module_from_spec(find_spec('hpcray')); "
+    "sys.modules.setdefault('hpcray', module_from_spec(find_spec('hpcray'))); "
     "from hpcray.processes.raylet_main import main; main()"
 )
 

@@ -14,7 +14,9 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.fork_server import WorkerCode
 from hpcray.platform.process_tree import set_process_name
+from hpcray.platform.sockets import close_listeners
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
 from hpcray.runtime.node.raylet_signals import ended_by_sigterm, outlive_user_signals
@@ -131,10 +133,11 @@ def main() -> NoReturn:
         with contextlib.suppress(OSError):
             sys.stdout.flush()
             sys.stderr.flush()
+        close_listeners()
         os._exit(code)
 
 
-def load_worker() -> Callable[[str, int, int], NoReturn]:
+def load_worker() -> WorkerCode:
     """Import what every worker needs; runs in the template process."""
     import numpy  # noqa: F401
 
@@ -143,8 +146,9 @@ def load_worker() -> Callable[[str, int, int], NoReturn]:
     if not hasattr(hpcray, "init"):  # our raylet does without it, see `bootstrap`
         hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
     from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
+    from hpcray.processes.environment_server import be_server, needs_server
     from hpcray.processes.worker_main import worker_main
 
     limit_loaded_libraries_to_one_thread()
 
-    return worker_main
+    return WorkerCode(worker_main, needs_server, be_server)

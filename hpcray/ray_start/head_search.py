@@ -16,7 +16,14 @@ from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.python_lines import module_line
-from hpcray.ray_start.clusters import Asker, ClusterName, SeveralClustersError, clusters_named, parse_cluster_name
+from hpcray.ray_start.clusters import (
+    Asker,
+    ClusterName,
+    SeveralClustersError,
+    StartedCluster,
+    clusters_named,
+    parse_cluster_name,
+)
 from hpcray.ray_start.registry import KnownCluster, Registry, nodes_here
 from hpcray.ray_start.surroundings import addresses_of, own_names, resolve
 from hpcray.runtime.node.join_token import SILENT
@@ -200,6 +207,8 @@ _AFTER_BELL = 4.0
 """Seconds after the head is known to be up in which its file has to be seen: shared file systems may be late."""
 _TRIES = 3
 _FIRST_WORD = 5.0
+_OTHERS_AFTER = 60.0
+"""Seconds in which a node waits for a head of its own job where another job has one of that name on the same host."""
 _PROBE_AFTER = 2.0
 """Seconds without a bell after which a step of Slurm's looks for a head whose file cannot come."""
 _RAYS_LIMITS = {
@@ -261,7 +270,7 @@ class HeadSearch:
             self._next_resolve = now + _RESOLVE_INTERVAL
             self._resolved = frozenset(resolve(self._name.host))
         found = [known for known in self._known() if known.cluster.ident not in self._silent]
-        if found:
+        if found and (now - self._begun > _OTHERS_AFTER or not self._awaits_own(found[0].cluster)):
             return self._one_of(found)
         self._listen(now)
         waited = now - self._begun
@@ -311,6 +320,16 @@ class HeadSearch:
             raise error
         self._log(f"{error}; trying again")
         self.pause()
+
+    def _awaits_own(self, found: StartedCluster) -> bool:
+        """True if a cluster is another job's on a host of this one, which will have a head of that name there."""
+        if not self._allocation or found.allocation in ("", self._allocation):
+            return False
+        try:
+            hosts = expand_nodes(self._environ.get("SLURM_JOB_NODELIST", ""))
+        except ValueError:
+            return False
+        return bool({name.lower() for name in found.names} & {host.lower() for host in hosts})
 
     def _known(self) -> list[KnownCluster]:
         known = {found.cluster.ident: found for found in self._registry.clusters()}

@@ -124,9 +124,16 @@ def next_step(asked: Asked, seen: Seen) -> Step:
     else:
         found, what = session_clusters(seen.nodes, seen.asker.allocation), "init()"
     cluster = only(what, found)
-    if cluster is not None:
-        return Join(next(node.session_dir for node in seen.nodes if node.cluster.ident == cluster.ident))
     coming = [call for call in seen.calls if call.state != FAILED and call.ident not in seen.gone]
+    here = [node for node in seen.nodes if cluster is not None and node.cluster.ident == cluster.ident]
+    own = seen.asker.allocation
+    if here and not (own and coming and all(node.allocation != own for node in here)):
+        return Join(here[0].session_dir)
+    if here:  # two jobs of one name on the same hosts: this one's is on its way
+        return Wait(
+            f"{what} is here {here[0].cluster.line()}, and `ray start` was called in this allocation, too: "
+            f"{_calls(coming)}; {_WAYS_OUT}"
+        )
     ended = _endings(seen)
     if name is not None:
         return _of_name(name, seen, coming, ended)

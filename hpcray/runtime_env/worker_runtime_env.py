@@ -142,6 +142,19 @@ class WorkerRuntimeEnv:
 
     # ------------------------------------------------------------ another Python
 
+    @property
+    def alike(self) -> bool:
+        """True if all workers of the environment start from the same process, also on a node that lacks its packages
+        still."""
+        return not self._plugged and not (self.fields.get("py_executable") and self.fields.get("working_dir"))
+
+    @property
+    def _plugged(self) -> bool:
+        """True if plugins set up a part of the environment."""
+        return PLUGINS_VARIABLE in os.environ and any(
+            field not in RuntimeEnv.known_fields and field != STARTED_WITH for field in self.fields
+        )
+
     def become_python(self, session_dir: str, number: int, entry: str) -> None:
         """Go on as the Python that the environment asks for, if it does: this call does not come back then.
 
@@ -150,9 +163,7 @@ class WorkerRuntimeEnv:
             number: this worker's number on its node.
             entry: the module whose `other_python_main` is the worker's life in that Python.
         """
-        plugged = PLUGINS_VARIABLE in os.environ and any(
-            field not in RuntimeEnv.known_fields and field != STARTED_WITH for field in self.fields
-        )
+        plugged = self._plugged
         variables = expanded(self.fields.get(STARTED_WITH, {}).items())
         fresh = self._came_too_late(variables)
         if not plugged and not fresh and not any(self.fields.get(field) for field in PYTHON_FIELDS):

@@ -145,6 +145,9 @@ class StateAggregator:
                 node_id=nodes[one.node].node_id,
                 ip=nodes[one.node].address,
                 pid=one.pid,
+                worker_launch_time_ms=one.started_ms,
+                worker_launched_time_ms=one.started_ms,
+                start_time_ms=one.started_ms,
             )
             for one in self._people()
         ]

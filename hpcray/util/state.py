@@ -175,7 +175,8 @@ class StateApiClient:
         options = options or ListApiOptions()
         if options.has_conflicting_filters():
             return []
-        if not 0 <= options.limit <= (most := max_limit()):
+        most = max_limit()
+        if not 0 <= options.limit <= most:
             raise RayStateApiException(
                 f"Given limit {options.limit} exceeds the supported limit {most}. Use a lower "
                 "limit, or set the `RAY_MAX_LIMIT_FROM_API_SERVER` environment variable to a larger value."

@@ -22,6 +22,15 @@ NAMES = [
     "ray.util.collective.collective.get_address_and_port",
     "ray.util.dask.scheduler_utils.nested_get",
     "ray._raylet.async_task_id",
+    "ray.client",
+    "ray.client_builder.ClientContext",
+    "ray.util.client_connect.connect",
+    "ray.util.connect",
+    "ray.util.disconnect",
+    "ray.job_config.LoggingConfig",
+    "ray.experimental.rdt.set_target_for_ref",
+    "ray.experimental.rdt.register_tensor_transport",
+    "ray._common.constants.HEAD_NODE_RESOURCE_NAME",
 ]
 
 
@@ -29,6 +38,16 @@ NAMES = [
 def test_names_that_packages_import_are_there(ray: Any, name: str) -> None:
     module, _, attribute = name.rpartition(".")
     assert getattr(importlib.import_module(module), attribute) is not None
+
+
+def test_ray_client_connects_nowhere_and_its_builder_is_init(ray: Any) -> None:
+    from ray.util import connect, disconnect
+
+    assert disconnect() is None
+    with pytest.raises(ConnectionError, match="hint"):
+        connect("localhost:10001")
+    with pytest.raises(RuntimeError, match="twice"):
+        ray.client().namespace("n").env({}).connect()
 
 
 def test_init_returns_what_is_called_a_context(ray: Any) -> None:

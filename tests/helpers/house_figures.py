@@ -84,7 +84,6 @@ SHORT_WITH_REASON = {
     "actor.py": "Ray's `ray.actor`",
     "cluster.py": "a lazy table of public names",
     "common/keyed_hash.py": "one way round OpenSSL, which is imported by the cores and the wires",
-    "common/ray_version.py": "the one place that says which Ray is meant, imported by nearly every room",
     "exceptions.py": "Ray's `ray.exceptions`",
     "job_submission/__main__.py": "a program: `python -m` finds it by this name",
     "util/placement_group.py": "Ray's `ray.util.placement_group`",
@@ -99,12 +98,12 @@ SHORT_FILES = {}
 
 # A figure is raised only by a commit whose message says why: so many lines more are for so much to be held in the head.
 LINES_OF_CODE = {
-    "api": 3130,
+    "api": 3177,
     "attach": 1401,
     "autoscaler": 856,
     "cli": 3680,
-    "common": 1517,
-    "compat": 3056,
+    "common": 1544,
+    "compat": 3177,
     "core": 12542,
     "dashboard": 1668,
     "diagnostics": 2827,
@@ -114,17 +113,17 @@ LINES_OF_CODE = {
     "hangs": 1114,
     "job_submission": 720,
     "jobs": 1245,
-    "kernel": 38759,
+    "kernel": 39115,
     "launch": 1015,
     "mpi": 561,
-    "platform": 5015,
-    "processes": 444,
+    "platform": 5266,
+    "processes": 486,
     "protocol": 1491,
     "ray_api": 484,
-    "ray_start": 1855,
+    "ray_start": 1878,
     "runtime": 13167,
     "history": 1347,
-    "runtime_env": 1131,
+    "runtime_env": 1137,
     "state": 3998,
     "tensors": 3321,
     "top": 1171,
@@ -134,6 +133,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 454,
+    "whole": 458,
 }
 """Files of the package, those of compat/standin left out."""

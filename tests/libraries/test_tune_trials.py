@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -205,3 +206,23 @@ def test_the_older_interface(tune: Any, tmp_path: Path) -> None:
     )
     assert analysis.best_config == {"x": 3}
     assert sorted(analysis.dataframe()["score"]) == [1, 4, 9]
+
+
+def test_the_paths_that_are_printed_stay(run: Any, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_FAILING.format(storage=str(tmp_path / "results")))
+    said = run(program)
+    (error,) = set(re.findall(r"(/\S*error\.txt)", said))
+    (shown,) = re.findall(r"tensorboard --logdir (\S+?)`", said)
+    assert "boom" in Path(error).read_text()
+    assert list(Path(shown).rglob("events.out.tfevents*")) or list(Path(shown).rglob("error.txt"))
+
+
+_FAILING = """
+from ray import tune
+
+def bad(config):
+    raise ValueError("boom")
+
+tune.Tuner(bad, run_config=tune.RunConfig(storage_path={storage!r}, verbose=1)).fit()
+"""

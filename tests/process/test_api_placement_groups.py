@@ -353,7 +353,7 @@ class TestWrongUse:
             ([], "empty list instead"),
             (["CPU"], "must be a non-empty list of resource dictionaries"),
             ([{"CPU": "1"}], "must be a non-empty list of resource dictionaries"),
-            ([{}], "cannot be an empty dictionary or resources with only 0 values"),
+            ([{"CPU": 1}, {}], r"only 0 values. Bundles: \[{.CPU.: 1}, {}\]"),
             ([{"CPU": 0}], "cannot be an empty dictionary or resources with only 0 values"),
         ],
     )

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import pytest
 from helpers.leaks import LeakCheck, wait_until
 
-from hpcray.platform.fork_server import PACKET_SIZE, WorkerMain, start_fork_server
+from hpcray.platform.fork_server import PACKET_SIZE, WorkerCode, WorkerMain, start_fork_server
 from hpcray.platform.process_tree import descendants, describe_exit
 from hpcray.platform.session_directory import SessionDirectory
 
@@ -75,7 +75,7 @@ class Template:
         self.session = SessionDirectory.create()
         self.arena = os.memfd_create("arena")
         os.write(self.arena, b"arena")
-        self.link = start_fork_server(load, self.session.path, self.arena, self.session.lock_fd)
+        self.link = start_fork_server(lambda: WorkerCode(load()), self.session.path, self.arena, self.session.lock_fd)
         self.link.load()
         self.seen: list[list[Any]] = []
 

@@ -403,3 +403,22 @@ def test_rows_tell_the_placement_group():
     eventually(lambda: of_the_group() == [ident])
     ray.cancel(running, force=True)
     groups.remove_placement_group(group)
+
+
+def test_workers_say_when_they_started():
+    before = time.time() * 1000
+    actor = ray.remote(num_cpus=0)(_Started).remote()
+    pid = ray.get(actor.pid.remote())
+    (row,) = [one for one in state.list_workers(detail=True, limit=1000) if one.pid == pid]
+    assert before - 60_000 < row.start_time_ms <= time.time() * 1000 + 1000
+    assert row.worker_launch_time_ms == row.worker_launched_time_ms == row.start_time_ms and row.end_time_ms is None
+
+
+class _Started:
+    def pid(self):
+        return os.getpid()
+
+
+def test_a_limit_below_zero_is_refused():
+    with pytest.raises(state.RayStateApiException, match="limit -1"):
+        state.list_tasks(limit=-1)

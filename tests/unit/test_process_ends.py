@@ -44,3 +44,23 @@ def test_a_process_that_has_ended_is_found_until_it_is_forgotten(
     assert ends.ended() == []
     ends.close()
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_at_its_end_a_process_closes_what_listens_and_nothing_else() -> None:
+    code = """
+import socket
+from hpcray.platform.sockets import close_listeners
+listener = socket.create_server(("127.0.0.1", 0))
+client = socket.create_connection(listener.getsockname())
+served, _ = listener.accept()
+close_listeners()
+client.sendall(b"x")
+assert served.recv(1) == b"x"
+try:
+    socket.create_connection(client.getpeername(), 5)
+except ConnectionRefusedError:
+    print("refused")
+listener.detach()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "refused\n", done.stderr

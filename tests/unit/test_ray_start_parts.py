@@ -27,6 +27,7 @@ from hpcray.ray_start.head_search import (
     NOTHING,
     STRANGER,
     Bell,
+    HeadSearch,
     is_of_this_host,
     longest_wait,
     who_listens,
@@ -398,3 +399,20 @@ def test_a_directory_of_one_host_is_known_by_its_file_system(tmp_path: Path) -> 
     )
     places = {"/tmp/x": True, "/home/me": False, "/home/me/own/c": True, "/homes": True, "/mnt/a b/c": False}
     assert {place: is_of_this_host(place, str(mounts)) for place in places} == places
+
+
+def test_a_node_waits_for_the_head_of_its_own_job_where_another_job_has_one_of_that_name(registry: Registry) -> None:
+    registry.write_cluster(
+        msgspec.structs.replace(cluster("other"), allocation="slurm-8", names=("n1", "10.0.0.1"), host="n1"), b"{}"
+    )
+    job = {"SLURM_JOB_NODELIST": "n[1-2]", "HPCRAY_HEAD_WAIT": "60"}
+    search = HeadSearch(registry, "n1:6379", "slurm-7", job, print)
+    assert search.next() is None
+    elsewhere = HeadSearch(registry, "n1:6379", "slurm-7", {**job, "SLURM_JOB_NODELIST": "n[5-6]"}, print)
+    found = elsewhere.next()  # the head is in a job of its own
+    assert found is not None and found.cluster.ident == "other"
+    registry.write_cluster(
+        msgspec.structs.replace(cluster("own"), allocation="slurm-7", names=("n1", "10.0.0.1"), host="n1"), b"{}"
+    )
+    found = search.next()
+    assert found is not None and found.cluster.ident == "own"

@@ -175,3 +175,11 @@ def test_a_url_of_ray_client_from_outside_says_that_it_cannot_be() -> None:
     found = step("ray://n2:10001", by=asker(""))
     assert isinstance(found, Refuse) and "outside of the job" in found.reason
     assert step("ray://n1:10001", node(cluster("a"))) == Join("/tmp/a")
+
+
+def test_where_another_job_has_that_name_here_the_own_cluster_is_waited_for() -> None:
+    asked, other = Asked(address="n1:6379"), node(cluster("a", "slurm-8"))
+    assert isinstance(next_step(asked, Seen(asker=asker(), nodes=[other], calls=[call()])), Wait)
+    assert isinstance(next_step(asked, Seen(asker=asker(), nodes=[other])), Join)
+    worker = node(cluster("a", "slurm-8"), allocation="slurm-7")  # the head is in a job of its own
+    assert isinstance(next_step(asked, Seen(asker=asker(), nodes=[worker], calls=[call(UP)])), Join)

@@ -258,9 +258,9 @@ def test_a_worker_that_joins_in_time_idles_from_then_on() -> None:
 
 def test_workers_with_a_long_setup_keep_no_others_waiting() -> None:
     pool = make(worker_start_timeout=5.0)
-    for _ in range(MIN_CONCURRENT_FORKS):
+    for number in range(MIN_CONCURRENT_FORKS):
         assert pool.can_supply(0.0, SLOW)
-        pool.assign_worker(allocation(SLOW))
+        pool.assign_worker(allocation(((RUNTIME_ENV, str(number)),)))
     assert not pool.can_supply(0.0, SLOW) and pool.can_supply(0.0, PLAIN)
     late = allocation(SLOW)
     pool.assign_worker(late)
@@ -275,6 +275,21 @@ def test_workers_with_a_long_setup_keep_no_others_waiting() -> None:
     assert pool.remove_worker(make_proc(0, slow[1])) is not None
     assert pool.cancel_waiting(late)
     assert len(forks(pool.fork_for_waiting(100.0))) == 1, "one for the allocation whose worker died"
+
+
+def test_in_one_environment_as_many_start_at_a_time_as_there_are_cpus() -> None:
+    pool = make(2)
+    waiting = [allocation(SLOW) for _ in range(32)]
+    for one in waiting:
+        pool.assign_worker(one)
+    first = forks(pool.fork_for_waiting(0.0))
+    assert len(first) == 2 and not forks(pool.fork_for_waiting(0.0))
+    assert pool.worker_joined(1.0, make_proc(0, first[0]), 1) is waiting[0]
+    assert len(forks(pool.fork_for_waiting(1.0))) == 1
+    for one in waiting[1:]:
+        assert pool.cancel_waiting(one)
+    assert not forks(pool.fork_for_waiting(2.0)), "who was dropped never starts"
+    pool.check_invariants()
 
 
 def test_an_idle_worker_that_owns_objects_refuses_to_exit_and_serves_who_waits() -> None:

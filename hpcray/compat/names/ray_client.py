@@ -1,4 +1,5 @@
-"""`ray.util.client`: the entry point of Ray Client, which is never connected, and the classes of its objects."""
+"""Ray Client, which is never connected: its entry points (`ray.util.client`, `ray.util.connect`, `ray.client`) and the
+classes of its objects."""
 
 from __future__ import annotations
 
@@ -35,6 +36,45 @@ class RayAPIStub:
 
 
 ray = RayAPIStub()
+
+
+def connect(conn_str: str, *args: Any, **kwargs: Any) -> NoReturn:
+    """Always raises ConnectionError."""
+    ray.connect(conn_str, *args, **kwargs)
+
+
+def disconnect() -> None:
+    """No effect: there is nothing to disconnect."""
+
+
+class ClientBuilder:
+    """`ray.client(address).namespace(...).env(...).connect()`: `init()` with the same address."""
+
+    def __init__(self, address: str | None) -> None:
+        self.address = address
+        self._options: dict[str, Any] = {}
+
+    def env(self, env: dict[str, Any]) -> ClientBuilder:
+        """Set the runtime_env of the job."""
+        self._options["runtime_env"] = env
+        return self
+
+    def namespace(self, namespace: str) -> ClientBuilder:
+        """Set the namespace of the job."""
+        self._options["namespace"] = namespace
+        return self
+
+    def connect(self) -> Any:
+        """Call `init`. An address with `ray://` is refused by it."""
+        return init(address=None if self.address in (None, "local") else self.address, **self._options)
+
+    def disconnect(self) -> None:
+        """No effect."""
+
+
+def client(address: str | None = None, _deprecation_warn_enabled: bool = True) -> ClientBuilder:
+    """Return a builder for a connection to a cluster; Ray's name for `init` before it took all addresses itself."""
+    return ClientBuilder(address)
 
 
 def num_connected_contexts() -> int:

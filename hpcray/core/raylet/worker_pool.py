@@ -25,7 +25,7 @@ FAILURES_TO_BACK_OFF, MAX_FORK_RETRY_DELAY = 3, 30.0
 FORKS_PER_CPU = 2
 MIN_CONCURRENT_FORKS = 8
 """At most this many forks (or `FORKS_PER_CPU` times the CPUs) are under way at once: a burst must not swamp the
-node."""
+node. In one runtime environment, as many as there are CPUs: who stops waiting meanwhile needs no worker."""
 
 NEVER = float("inf")
 
@@ -315,7 +315,8 @@ class WorkerPool:
             if self._is_paused(now, env):
                 continue
             need = len(line) - self._starting.get(env, 0)
-            while need > 0 and self._starting_beside(env) < self._max_forks:
+            most = max(1, self._cpus) if needs_setup(env) else self._max_forks
+            while need > 0 and self._starting_beside(env) < self._max_forks and self._starting.get(env, 0) < most:
                 if len(self.workers) >= self.limit:
                     if leaving >= need:
                         break

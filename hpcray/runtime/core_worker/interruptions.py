@@ -133,7 +133,11 @@ class _HandlerContext:
 
     def keep_all(self, generation: int) -> None:
         """Have the collection of this generation that begins now find no garbage, and make up for it."""
-        self.held = [gc.get_objects(young) for young in range(generation + 1)]
+        # Another thread may be making a tuple, whose resizing fails (SystemError) where anybody else refers to it. So
+        # tuples are let go at once, before the collection takes its time; no circle is of tuples alone.
+        self.held = [
+            [one for one in gc.get_objects(young) if type(one) is not tuple] for young in range(generation + 1)
+        ]
         if self.due < 0:
             self.engine.pending_calls.append(self.collect)
         self.due = max(self.due, min(generation + 1, _OLDEST))  # what is left is a generation older

@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NoReturn
 
 from hpcray.common.config import Config
 from hpcray.core.raylet.frame_slots import SLOT_COUNT
@@ -20,7 +19,7 @@ from hpcray.platform.accelerators import node_accelerators, node_gpus
 from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, default_arena_size
 from hpcray.platform.config_files import configured_environment
 from hpcray.platform.console import take_exit_file_path
-from hpcray.platform.fork_server import ForkServerClient, start_fork_server
+from hpcray.platform.fork_server import ForkServerClient, WorkerCode, start_fork_server
 from hpcray.platform.numa_binding import RankPlan
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_tree import become_subreaper
@@ -67,15 +66,13 @@ class PreparedNode:
     moved: PathRelocation = field(default_factory=PathRelocation)
 
     @classmethod
-    def prepare(
-        cls, options: NodeOptions, launch: Launch, load_worker: Callable[[], Callable[[str, int, int], NoReturn]]
-    ) -> PreparedNode:
+    def prepare(cls, options: NodeOptions, launch: Launch, load_worker: Callable[[], WorkerCode]) -> PreparedNode:
         """Make the session directory and the arena of this process's node, and start its template process.
 
         Args:
             options: of this node.
             launch: what the launcher says of this rank.
-            load_worker: runs in the template process: imports what every worker needs, and returns a worker's life.
+            load_worker: runs in the template process: imports what every worker needs, and returns what workers run.
 
         Raises:
             StartupError: the machine lacks something; nothing is left. ValueError: an option is not valid.

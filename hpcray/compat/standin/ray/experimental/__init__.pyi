@@ -5,5 +5,6 @@ from ray.experimental import compiled_dag_ref as compiled_dag_ref
 from ray.experimental import collective as collective
 from ray.experimental import internal_kv as internal_kv
 from ray.experimental import locations as locations
+from ray.experimental import rdt as rdt
 from ray.experimental import state as state
 from ray.experimental import tqdm_ray as tqdm_ray
