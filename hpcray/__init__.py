@@ -41,7 +41,7 @@ if not (
         nodes,
     )
     from hpcray.api.session import alive, init, is_initialized, shutdown
-    from hpcray.progress_bars.progress import progress
+    from hpcray.progress_bars import progress
     from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
     from hpcray.runtime.core_worker.object_refs import ObjectRef
     from hpcray.state import timeline

@@ -414,7 +414,7 @@ class ActorClass(Generic[T]):
         return self.options(**options).remote(*(args or ()), **(kwargs or {}))
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook import remote_html
+        from hpcray.notebooks import remote_html
 
         return remote_html("Actor class", self.__ray_actor_class__, self._options.given)
 

@@ -342,7 +342,7 @@ class ActorHandle(Generic[C]):
         return None if state is None else 1 + ("PENDING", "ALIVE", "RESTARTING", "DEAD").index(state)
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook import actor_html
+        from hpcray.notebooks import actor_html
 
         return actor_html(self)
 

@@ -24,7 +24,7 @@ from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.ids import run_of
 from hpcray.common.job_names import DRIVER_PREFIX, JOB_ID_METADATA_KEY, KV_NAMESPACE, job_config, job_key
 from hpcray.common.resources import JOB_FIELD
-from hpcray.notebooks.notebook import notebook_shell
+from hpcray.notebooks import notebook_shell
 from hpcray.platform.log_format import FORMATTERS, STANDARD_ATTRIBUTES
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.sockets import node_ip_address

@@ -235,7 +235,7 @@ class RemoteFunction(Generic[P, R_co]):
         self._bound = self._process = None
 
     def _repr_html_(self) -> str:
-        from hpcray.notebooks.notebook import remote_html
+        from hpcray.notebooks import remote_html
 
         return remote_html("Remote function", self._function, self._options.given)
 

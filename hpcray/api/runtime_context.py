@@ -16,8 +16,7 @@ from hpcray.api.runtime_env import public_runtime_env, runtime_envs_of
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import RaySystemError
 from hpcray.common.resources import ACCELERATORS, Resources, plain, to_amounts
-from hpcray.platform.accelerators import assigned_accelerators
-from hpcray.platform.gpu_visibility import assigned_gpus, gpu_ids_are_indices
+from hpcray.platform.accelerators import assigned_accelerators, assigned_gpus, gpu_ids_are_indices
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import RuntimeEnv

@@ -26,7 +26,7 @@ from hpcray.common.ray_version import RAY_VERSION
 from hpcray.core.core_worker.object_entry import Waiter
 from hpcray.core.core_worker.object_table import PENDING
 from hpcray.diagnostics.introspection import ObjectInventory
-from hpcray.notebooks.notebook import show_in_cells
+from hpcray.notebooks import show_in_cells
 from hpcray.platform.launcher_environment import JobVariables, session_of_parent
 from hpcray.platform.log_format import check_rotation
 from hpcray.platform.session_directory import ADDRESS, OWN_NAMESPACE, SessionInfo
@@ -34,7 +34,7 @@ from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import ClusterEntry, enter
 from hpcray.processes.features import FEATURES
 from hpcray.protocol.messages import EndReason, Exit
-from hpcray.runtime.core_worker import driver_signals
+from hpcray.runtime.core_worker import interruptions
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_interruptions
 from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, WorkerOutputPrinter
@@ -471,14 +471,14 @@ def _join(address: str | None, options: NodeOptions) -> tuple[ClusterEntry, Core
         current.process = process
         printer = WorkerOutputPrinter(process.engine, show_in_cells(process))
         process.start((printer, HANDLERS))
-        driver_signals.defer_sigint(process.engine)
-        driver_signals.forward_to_raylet(process)
-        driver_signals.exit_at_drain_deadline(process)
-        defer_interruptions(process.engine, driver_signals.in_our_code)
+        interruptions.defer_sigint(process.engine)
+        interruptions.forward_to_raylet(process)
+        interruptions.exit_at_drain_deadline(process)
+        defer_interruptions(process.engine, interruptions.in_our_code)
     except BaseException:
         current.process = None
         if process is not None:
-            driver_signals.restore()
+            interruptions.restore()
             process.close()
         if entry.node is not None:
             entry.node.leave(1.0)
@@ -587,7 +587,7 @@ def shutdown(_exiting_interpreter: bool = False) -> None:
             _await_last_tasks(process)
         process.drain_client.wait_for_checkpoints()  # KeyboardInterrupt ends the wait
     finally:
-        driver_signals.restore()
+        interruptions.restore()
         try:
             _leave(process, entry, _exiting_interpreter)
         finally:

@@ -81,7 +81,7 @@ class AutoscalerRunner:
             AutoscalerSpec(config.min_nodes, config.max_nodes, config.idle_node_timeout, config.upscaling_speed),
             head.resources.node_types,
         )
-        head.queries.set_autoscaler(lambda: self._core.describe(self._raylet.loop.now) if self._core else None)
+        head.queries.autoscalers.append(lambda: self._core.describe(self._raylet.loop.now) if self._core else None)
         self._provider = self._make_provider(config, session, fresh)
         if fresh:
             self._core.polled(self._raylet.loop.now, {})

@@ -20,10 +20,10 @@ import click
 from hpcray.common.terminal_text import plain
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
-from hpcray.platform.host_addresses import addresses_of, parse_cluster_address
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_control import die_with_parent
 from hpcray.platform.python_lines import code_line, module_line
+from hpcray.ray_start.surroundings import addresses_of, parse_cluster_address
 
 ENTERED = "HPCRAY_ENTERED_JOB"
 """Variable that is set where `enter_slurm_job` has brought a command."""

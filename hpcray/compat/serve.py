@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import quote
 
 from hpcray.api.session import require_session
-from hpcray.compat.names.authentication import job_secret
-from hpcray.compat.names.network_utils import build_address
+from hpcray.compat.names.raylet import job_secret
+from hpcray.compat.names.utils import build_address
 from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 from hpcray.platform.private_files import write_private_file
 from hpcray.platform.sockets import bind_private, node_ip_address

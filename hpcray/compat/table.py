@@ -112,12 +112,12 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ids:BaseID {_IDS}",
         f"{_NAMES}.state:GcsClient",
         f"{_NAMES}.serialization_context:SerializedObject",
-        f"{_NAMES}.authentication:AuthenticationMode AuthenticationTokenLoader get_authentication_mode "
+        f"{_NAMES}.raylet:AuthenticationMode AuthenticationTokenLoader get_authentication_mode "
         "validate_authentication_token",
         "hpcray:DynamicObjectRefGenerator ObjectID ObjectRef ObjectRefGenerator",
         "hpcray.runtime.worker.replies:StreamingGeneratorStats",
         f"{_NAMES}.raylet",
-        f"{_NAMES}.network_utils:build_address get_all_interfaces_ip get_localhost_ip is_ipv6 is_localhost "
+        f"{_NAMES}.utils:build_address get_all_interfaces_ip get_localhost_ip is_ipv6 is_localhost "
         "node_ip_address_from_perspective parse_address",
     ),
     # -------------------------------------------------------------------- util
@@ -135,7 +135,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ray_client:ClientActorClass ClientActorHandle ClientActorRef ClientObjectRef ClientRemoteFunc",
     ),
     "ray.util.collective": ("hpcray.util.collective",),
-    "ray.util.collective.collective": ("hpcray.util.collective", f"{_NAMES}.network_utils:get_address_and_port"),
+    "ray.util.collective.collective": ("hpcray.util.collective", f"{_NAMES}.utils:get_address_and_port"),
     "ray.util.collective.types": ("hpcray.util.collective",),
     "ray.util.dask": ("hpcray.util.dask",),
     "ray.util.dask.callbacks": ("hpcray.util.dask.callbacks",),
@@ -213,7 +213,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._common.formatters": ("hpcray.platform.log_format:AbstractFormatter JSONFormatter TextFormatter",),
     "ray._common.logging_constants": (f"{_NAMES}.log:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",),
     "ray._common.network_utils": (
-        f"{_NAMES}.network_utils:build_address find_free_port get_all_interfaces_ip get_localhost_ip "
+        f"{_NAMES}.utils:build_address find_free_port get_all_interfaces_ip get_localhost_ip "
         "get_node_ip_address is_ipv6 is_localhost node_ip_address_from_perspective parse_address",
     ),
     "ray._common.ray_option_utils": (f"{_NAMES}.option_utils",),
@@ -261,7 +261,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ray_constants:RAY_JOB_CONFIG_JSON_ENV_VAR RAY_RUNTIME_ENV_PLUGINS_ENV_VAR",
     ),
     "ray._private.serialization": (f"{_NAMES}.serialization_context:SerializationContext",),
-    "ray._private.services": (f"{_NAMES}.network_utils:find_gcs_addresses get_node_ip_address",),
+    "ray._private.services": (f"{_NAMES}.utils:find_gcs_addresses get_node_ip_address",),
     "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
     "ray._private.utils": (_UTILS, _MORE_PRIVATE_UTILS),
     "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),

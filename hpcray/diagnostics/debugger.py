@@ -45,16 +45,17 @@ class DebuggerConsole:
 
     Args:
         send: sends a reply, from any thread.
+        complete: returns completions, in the debugged thread.
 
     Attributes:
-        state: one of the states above. complete: returns completions, in the debugged thread.
+        state: one of the states above.
     """
 
     encoding = "utf-8"
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, complete: Callable[[str, str, int, int], list[str]]) -> None:
         self.state = BUSY
-        self.complete: Callable[[str, str, int, int], list[str]] = lambda text, line, begin, end: []
+        self._complete = complete
         self._send = send
         self._changed = threading.Condition()
         self._output = ""
@@ -98,7 +99,7 @@ class DebuggerConsole:
             src, req, words = wanted
             found: list[str] = []
             with contextlib.suppress(Exception):  # the program's `__dir__`
-                found = self.complete(*words)
+                found = self._complete(*words)
             self._answer((src, req, {"state": PROMPT, "completions": found}))
 
     def enter(self, state: str) -> None:
@@ -160,8 +161,7 @@ class WorkerDebugger(pdb.Pdb):
 
     def __init__(self, process: CoreWorker, send: Send) -> None:
         self.token = os.urandom(4).hex()
-        self.console = DebuggerConsole(send)
-        self.console.complete = self.completions
+        self.console = DebuggerConsole(send, self.completions)
         super().__init__(None, self.console, self.console, skip=["hpcray", "hpcray.*"], nosigint=True)  # type: ignore[arg-type]
         self._process = process
         self._thread = threading.get_ident()

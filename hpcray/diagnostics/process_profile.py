@@ -342,7 +342,7 @@ class _Profile:
         self._options = options
         self._forget = forget
         self._stop, self._wanted = threading.Event(), threading.Event()
-        self._reply: Callable[[dict[str, Any] | str], None] = lambda found: None
+        self._replies: list[Callable[[dict[str, Any] | str], None]] = []
         self._growth = MemoryGrowth() if options.memory else None
         self._sampler = StackSampler(labels, options.everything)
         self._thread = threading.Thread(target=self._run, name="hpcray-profile", daemon=True)
@@ -351,7 +351,7 @@ class _Profile:
         self._thread.start()
 
     def finish(self, reply: Callable[[dict[str, Any] | str], None]) -> None:
-        self._reply = reply
+        self._replies.append(reply)
         self._stop.set()
         self._wanted.set()
 
@@ -370,7 +370,8 @@ class _Profile:
                 self._growth.close()
         self._wanted.wait(_KEPT)
         self._forget()
-        self._reply(found)
+        for reply in self._replies:
+            reply(found)
 
     def _measure(self) -> dict[str, Any]:
         options = self._options

@@ -9,7 +9,6 @@ from hpcray.api.options import TaskOptions
 from hpcray.api.remote_function import RemoteFunction
 from hpcray.api.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hpcray.common.exceptions import RayError, StartupError
-from hpcray.platform.host_addresses import ClusterAddress, addresses_of, is_this_host, parse_cluster_address
 from hpcray.platform.running_jobs import (
     NoRunningJobError,
     SeveralRunningJobsError,
@@ -19,6 +18,7 @@ from hpcray.platform.running_jobs import (
 from hpcray.platform.session_directory import read_session
 from hpcray.ray_start.clusters import SeveralClustersError
 from hpcray.ray_start.lookup import is_started, session_here
+from hpcray.ray_start.surroundings import ClusterAddress, addresses_of, is_this_host, parse_cluster_address
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.state import attached
 

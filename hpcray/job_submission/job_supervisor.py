@@ -25,7 +25,7 @@ from hpcray.common.job_names import (
     logs_directory,
 )
 from hpcray.common.ray_version import STANDIN
-from hpcray.platform.gpu_visibility import gpu_visibility_state
+from hpcray.platform.accelerators import gpu_visibility_state
 from hpcray.platform.numa_binding import OMP_NUM_THREADS
 from hpcray.platform.private_files import append_private_file, make_private_directory, open_private_file
 from hpcray.platform.process_tree import ProcessIdentity, descendants

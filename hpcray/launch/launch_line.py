@@ -29,7 +29,7 @@ from hpcray.launch.local_ranks import compose_local
 from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
-from hpcray.platform.pmix_library import find_library
+from hpcray.platform.mpi_directory import find_library
 from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
 

@@ -24,8 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcray.platform.mpi_directory import memory_settings
-from hpcray.platform.pmix_library import NAME, TESTED, installation_of
+from hpcray.platform.mpi_directory import NAME, TESTED, installation_of, memory_settings
 from hpcray.platform.tcp_peers import is_own_peer
 
 _POLL = "EVENT_NOEPOLL"

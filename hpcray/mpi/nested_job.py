@@ -21,7 +21,7 @@ from hpcray.launch.local_ranks import compose_local
 from hpcray.mpi import processes
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import strip_launcher_variables
-from hpcray.platform.pmix_library import find_library
+from hpcray.platform.mpi_directory import find_library
 from hpcray.platform.private_files import CLOSED, make_private_directory, write_private_file
 from hpcray.platform.python_lines import module_line
 from hpcray.runtime.core_worker.core_worker import current

@@ -35,9 +35,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hpcray.platform.accelerators import apply_device_visibility
+from hpcray.platform.accelerators import apply_device_visibility, assigned_gpus, record_node_environment
 from hpcray.platform.environment_servers import PACKET_SIZE, Environment, EnvironmentServers
-from hpcray.platform.gpu_visibility import assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
 from hpcray.platform.mpi_directory import remove_abandoned
 from hpcray.platform.numa_binding import bind_worker, limit_loaded_libraries_to_one_thread

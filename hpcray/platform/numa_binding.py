@@ -31,7 +31,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from hpcray.common.resources import UNIT
-from hpcray.platform.gpu_visibility import is_amd
+from hpcray.platform.accelerators import is_amd
 
 ROOT = Path("/")
 UNKNOWN_NODE = -1

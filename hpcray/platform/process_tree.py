@@ -267,7 +267,7 @@ class PrestartedThread:
     """
 
     def __init__(self, name: str) -> None:
-        self._target: Callable[[], None] = lambda: None
+        self._targets: list[Callable[[], None]] = []
         self._gate = threading.Lock()
         self._gate.acquire()
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -278,9 +278,9 @@ class PrestartedThread:
 
     def begin(self, target: Callable[[], None]) -> None:
         """Do this."""
-        self._target = target
+        self._targets.append(target)
         self._gate.release()
 
     def _run(self) -> None:
         self._gate.acquire()
-        self._target()
+        self._targets.pop()()

@@ -84,7 +84,7 @@ def _record_table(*arguments: Any) -> tuple[ObjectTable, Any]:
 
 
 def _ref_html(ref: Any) -> str:
-    from hpcray.notebooks.notebook import ref_html
+    from hpcray.notebooks import ref_html
 
     return ref_html(ref)
 

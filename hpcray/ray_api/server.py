@@ -18,12 +18,12 @@ import uvicorn
 
 from hpcray.job_submission import JobSubmissionClient
 from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES
-from hpcray.platform.host_addresses import addresses_of, is_loopback, is_own_address
 from hpcray.platform.session_directory import read_session
 from hpcray.platform.tcp_peers import refuse_strangers
 from hpcray.ray_api.app import RayApi
 from hpcray.ray_api.gate import Gate, api_token
 from hpcray.ray_api.packages import UploadedPackages
+from hpcray.ray_start.surroundings import addresses_of, is_loopback, is_own_address
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state import attached
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from msgspec import Struct
 
-from hpcray.platform.host_addresses import is_loopback, parse_cluster_address
+from hpcray.ray_start.surroundings import is_loopback, parse_cluster_address
 
 DEFAULT_PORT, CLIENT_PORT, DASHBOARD_PORT = 6379, 10001, 8265
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.host_addresses import addresses_of
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.python_lines import module_line
 from hpcray.ray_start.clusters import (
@@ -26,7 +25,7 @@ from hpcray.ray_start.clusters import (
     parse_cluster_name,
 )
 from hpcray.ray_start.registry import KnownCluster, Registry, nodes_here
-from hpcray.ray_start.surroundings import own_names, resolve
+from hpcray.ray_start.surroundings import addresses_of, own_names, resolve
 from hpcray.runtime.node.join_token import SILENT
 
 # ------------------------------------------------------------ bell

@@ -22,6 +22,7 @@ from typing import Any
 
 from hpcray.common.config import Config
 from hpcray.platform import resource_limits
+from hpcray.platform.accelerators import SHARE, gpu_visibility_variable, visible_gpus
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.config_files import (
     SYSTEM_FILE,
@@ -31,14 +32,13 @@ from hpcray.platform.config_files import (
     launch_config,
     node_config,
 )
-from hpcray.platform.gpu_visibility import SHARE, gpu_visibility_variable, visible_gpus
-from hpcray.platform.installation import installation
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
+from hpcray.platform.mpi_directory import find_library
 from hpcray.platform.numa_binding import UCX_NET_DEVICES, WorkerPlan, numa_nodes, numa_nodes_of, plan_rank
-from hpcray.platform.pmix_library import find_library
 from hpcray.platform.python_lines import code_line
 from hpcray.platform.session_directory import session_root
 from hpcray.platform.spill_files import TmpDirectory, file_system_type, inspect_tmp_directory, tmp_directories
+from hpcray.state.installation import installation
 from hpcray.transport.startup import (
     check_fault_tolerance,
     check_protocol,

@@ -10,7 +10,7 @@ import time
 from typing import Any, Protocol
 
 from hpcray.core.object_store.allocator import format_size
-from hpcray.notebooks.notebook import notebook_shell, table
+from hpcray.notebooks import notebook_shell, table
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.state.overview import JobOverview, JobUse
 from hpcray.state.reports import format_duration

@@ -70,6 +70,13 @@ class PeerLost(TransportError):
         self.why = why
 
 
+class ReceiveBuffers(Protocol):
+    """Memory for long messages that are received."""
+
+    def take(self, size: int) -> memoryview:
+        """Return `size` writable bytes."""
+
+
 class ControlTransport(Protocol):
     """Ordered messages between raylets. One thread makes all calls.
 
@@ -94,8 +101,8 @@ class ControlTransport(Protocol):
             ValueError: `data` is too long.
         """
 
-    def receive_into(self, take: Callable[[int], memoryview]) -> None:
-        """Receive long messages into memory that `take(size)` gives, where the wire can do so."""
+    def receive_into(self, buffers: ReceiveBuffers) -> None:
+        """Receive long messages into this memory, where the wire can do so."""
 
     def poll(self) -> list[tuple[int, Received]]:
         """What has arrived, as (source, data); also moves sends on. Empty when nothing came."""

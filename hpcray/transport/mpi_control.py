@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hpcray.common.memory import BufferPool
-from hpcray.transport.base import FOREVER, Backoff, PeerLost, Received, TransportError
+from hpcray.transport.base import FOREVER, Backoff, PeerLost, ReceiveBuffers, Received, TransportError
 from hpcray.transport.startup import finalize_mpi, leave_pmix
 from hpcray.transport.ucx_engine import UcxEngine
 
@@ -32,15 +32,15 @@ class WorldDoorbell:
         ranks: how many ranks the world has.
 
     Attributes:
-        sent_count: number of messages sent to a rank so far.
+        sent_counts: each returns the number of messages sent to a rank so far.
     """
 
     def __init__(self, engine: UcxEngine, first: int, ranks: int) -> None:
-        self.sent_count: Callable[[int], int] = lambda rank: 0
+        self.sent_counts: list[Callable[[int], int]] = []
         self._engine = engine
         self._first = first
         self._ranks = range(ranks)
-        engine.sent_count = self._sent_to_node
+        engine.sent_counts.append(self._sent_to_node)
         self.fileno = engine.fileno
         self.progress = engine.progress
         self.hungry = engine.hungry
@@ -48,7 +48,7 @@ class WorldDoorbell:
 
     def _sent_to_node(self, node: int) -> int:
         rank = node - self._first
-        return self.sent_count(rank) if rank in self._ranks else 0
+        return sum(sent(rank) for sent in self.sent_counts) if rank in self._ranks else 0
 
     def ripe(self) -> bool:
         """See `UcxEngine`."""
@@ -104,14 +104,14 @@ class MpiControl:
         self._status = module.Status()
         self._sent = [0] * self.size
         if bell is not None:
-            bell.sent_count = lambda node: self._sent[node] if node < self.size else 0  # nodes of other worlds
+            bell.sent_counts.append(lambda node: self._sent[node] if node < self.size else 0)  # nodes of other worlds
         self._received = [0] * self.size
         self._promised = [0] * self.size
         self._owing: set[int] = set()
         self._sending: dict[int, deque[tuple[mpi.Request, Received]]] = {}
         self._late: dict[int, deque[tuple[mpi.Request, memoryview, memoryview | None]]] = {}
         self._arrived: list[tuple[int, Received]] = []
-        self._take: Callable[[int], memoryview] = BufferPool().take
+        self._buffers: ReceiveBuffers = BufferPool()
         self._scratch = memoryview(bytearray(_SHORT))
         self._spare: list[memoryview] = []
         self._dead: dict[int, str] = {}
@@ -141,8 +141,8 @@ class MpiControl:
         if self._bell is not None and wake:
             self._bell.ring(dest, self._sent[dest])
 
-    def receive_into(self, take: Callable[[int], memoryview]) -> None:
-        self._take = take
+    def receive_into(self, buffers: ReceiveBuffers) -> None:
+        self._buffers = buffers
 
     def _reap(self) -> None:
         # Sends to one peer finish in order, and a Test that fails costs as much as a poll: look at the oldest only.
@@ -188,7 +188,7 @@ class MpiControl:
                 return False
             source = status.Get_source()
             size = status.Get_count(self._byte)
-            view = self._scratch[:size] if size <= _SHORT else self._take(size)
+            view = self._scratch[:size] if size <= _SHORT else self._buffers.take(size)
             request = message.Irecv((view, self._byte))
             self._received[source] += 1
             if source not in self._late and request.Test():

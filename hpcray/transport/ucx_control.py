@@ -22,7 +22,7 @@ from typing import Any
 
 from hpcray.common.keyed_hash import blake2b, compare_digest
 from hpcray.common.memory import BufferPool
-from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost, Received
+from hpcray.transport.base import FOREVER, Backoff, ControlTransport, PeerLost, ReceiveBuffers, Received
 from hpcray.transport.ucx_engine import UcxEngine
 
 _CLASS = 0xF << 60
@@ -107,17 +107,14 @@ class UcxControl:
         self._dead: dict[int, str] = {}
         self._newly_dead: list[tuple[int, str]] = []
         self._backoff = Backoff()
-        ripe, broken = engine.ripe, engine.on_link_broken
-        engine.ripe = lambda: self.waiting() or ripe()
-
-        def on_link_broken(node: int, link: int, why: str) -> None:
-            broken(node, link, why)
-            if node in self._links:
-                self._to_resend.add(node)
-
-        engine.on_link_broken = on_link_broken
+        engine.ripe_checks.append(self.waiting)
+        engine.link_listeners.append(self._link_broken)
         if rank != _NOBODY:
             self.own(rank)
+
+    def _link_broken(self, node: int, link: int, why: str) -> None:
+        if node in self._links:
+            self._to_resend.add(node)
 
     def own(self, rank: int) -> None:
         """This node has its number."""
@@ -155,7 +152,7 @@ class UcxControl:
             self._post(dest, link, link.sent, data)
         self._backoff.touch()
 
-    def receive_into(self, take: Callable[[int], memoryview]) -> None:
+    def receive_into(self, buffers: ReceiveBuffers) -> None:
         """Ignore that memory: messages are verified before they count, so they are received elsewhere, and copied."""
 
     def poll(self) -> list[tuple[int, Received]]:
@@ -404,9 +401,9 @@ class JointControl:
         else:
             self.outer.send(dest, data)
 
-    def receive_into(self, take: Callable[[int], memoryview]) -> None:
-        self._inner.receive_into(take)
-        self.outer.receive_into(take)
+    def receive_into(self, buffers: ReceiveBuffers) -> None:
+        self._inner.receive_into(buffers)
+        self.outer.receive_into(buffers)
 
     def poll(self) -> list[tuple[int, Received]]:
         first = self._first

@@ -54,8 +54,8 @@ class UcxData:
         self._stuck: list[_Flight] = []
         self._done: list[Report] = []
         self._backoff = Backoff()
-        engine.ripe = self._ripe
-        engine.on_link_broken = self._link_broken
+        engine.ripe_checks.append(self._ripe)
+        engine.link_listeners.append(self._link_broken)
 
     def address(self) -> bytes:
         """The UCX worker address."""

@@ -202,11 +202,12 @@ class UcxEngine:
     Attributes:
         rank, secret, one_host: as given; a node that joins a running job gets its rank later.
         worker: the UCX worker.
-        ripe: asked before a sleep: whether something of an object has come, or ended, that nobody has looked at. Any
-            progress may have brought it, that of a bell too, and UCX does not wake us for it again.
-        on_link_broken: called with the node, the number of the link and the reason when a link breaks, at this end or
+        ripe_checks: asked before a sleep: whether something of an object has come, or ended, that nobody has looked at.
+            Any progress may have brought it, that of a bell too, and UCX does not wake us for it again.
+        link_listeners: called with the node, the number of the link and the reason when a link breaks, at this end or
             at the node's.
-        sent_count: number of messages sent to a node so far, to ring its bell again over a new endpoint.
+        sent_counts: each returns the number of messages sent to a node so far, to ring its bell again over a new
+            endpoint.
 
     Raises:
         TransportError: UCX does not start.
@@ -239,9 +240,9 @@ class UcxEngine:
         self._next_check = 0.0
         self._more = False
         self._moved = False
-        self.ripe: Callable[[], bool] = lambda: False
-        self.on_link_broken: Callable[[int, int, str], None] = lambda node, link, why: None
-        self.sent_count: Callable[[int], int] = lambda node: 0
+        self.ripe_checks: list[Callable[[], bool]] = []
+        self.link_listeners: list[Callable[[int, int, str], None]] = []
+        self.sent_counts: list[Callable[[int], int]] = []
         self._bell_tag = lib.UCXXTag(_BELL | self.label(0, 0, 0))
         self._whole_tag = lib.UCXXTagMask(_WHOLE_TAG)
         self._ring_buffer = bytearray(_BELL_BODY.size)
@@ -397,7 +398,16 @@ class UcxEngine:
             self.forget(node, why)
         else:
             self._drop_endpoint(node)
-        self.on_link_broken(node, self.link(node), why)
+        self.link_broken(node, self.link(node), why)
+
+    def link_broken(self, node: int, link: int, why: str) -> None:
+        """Call the listeners: a link to a node broke."""
+        for listener in self.link_listeners:
+            listener(node, link, why)
+
+    def ripe(self) -> bool:
+        """Return True if something has come, or ended, that was not looked at yet; asked before a sleep."""
+        return any(is_ripe() for is_ripe in self.ripe_checks)
 
     def _peer_reconnected(self, node: int, number: int) -> None:
         """The peer's end of the link is a new one."""
@@ -408,7 +418,7 @@ class UcxEngine:
             self._drop_endpoint(node)
             self._links_made[node] = number - 1
             self._reconnect(node)
-        self.on_link_broken(node, number - 1, "UCX: the link broke at the other end")
+        self.link_broken(node, number - 1, "UCX: the link broke at the other end")
 
     def _reconnect(self, node: int) -> None:
         self._quiet = self._quiet or _set_log_level("fatal")
@@ -420,7 +430,7 @@ class UcxEngine:
         self._unrung.pop(node, None)
         self._reconnecting[node] = time.monotonic() + _RECONNECT_TIMEOUT
         self.ring(node, _NEW_LINK | self._links_made[node])
-        if node in self._endpoints and (count := self.sent_count(node)):
+        if node in self._endpoints and (count := sum(sent(node) for sent in self.sent_counts)):
             self.ring(node, count)
 
     def claim(self, *classes: int) -> None:

@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from hpcray.platform.inotify import IN_CREATE, IN_MOVED_TO, DirectoryWatch
+from hpcray.runtime.raylet.log_monitor import IN_CREATE, IN_MOVED_TO, DirectoryWatch
 
 TEST_ID = "LEAK_CHECK_ID"
 PATIENCE = 30.0

@@ -8,7 +8,7 @@ import os
 import shutil
 
 from hpcray.launch.pmix_server import _Info, _Proc
-from hpcray.platform.pmix_library import find_library
+from hpcray.platform.mpi_directory import find_library
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_DUMPABLE, _CLONE_NEWUSER = 4, 0x10000000

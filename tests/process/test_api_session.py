@@ -201,12 +201,12 @@ def _interrupted(monkeypatch, tmp_path):
 
 
 def _not_connected(monkeypatch, tmp_path):
-    from hpcray.runtime.core_worker import driver_signals
+    from hpcray.runtime.core_worker import interruptions
 
     def fail(*_):
         raise ValueError("in the middle of the connection")
 
-    monkeypatch.setattr(driver_signals, "forward_to_raylet", fail)
+    monkeypatch.setattr(interruptions, "forward_to_raylet", fail)
     return ValueError, {}
 
 

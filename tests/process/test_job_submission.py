@@ -14,7 +14,7 @@ import pytest
 from engine import ROOT, alive, eventually, ray
 
 from hpcray.job_submission import DriverInfo, JobDetails, JobStatus, JobSubmissionClient, JobType, cluster_address
-from hpcray.platform.host_addresses import is_this_host
+from hpcray.ray_start.surroundings import is_this_host
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.util.state import get_log, list_jobs

@@ -18,7 +18,7 @@ from helpers.ports import listening, port_of
 from helpers.strangers import as_stranger, stranger_says
 
 from hpcray.launch.local_ranks import compose_local
-from hpcray.platform.pmix_library import find_library
+from hpcray.platform.mpi_directory import find_library
 from hpcray.platform.process_tree import descendants
 
 LIBRARY = find_library(shutil.which("mpirun") or "")

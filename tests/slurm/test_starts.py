@@ -16,7 +16,7 @@ ALLOCATION = """\
 import json
 import msgspec
 from hpcray.platform.allocation import read_allocation
-from hpcray.platform.gpu_visibility import visible_gpus
+from hpcray.platform.accelerators import visible_gpus
 found = read_allocation()
 print(json.dumps({**msgspec.to_builtins(found), "in_step": found.in_step, "gpus": visible_gpus()}), flush=True)
 """

@@ -15,10 +15,9 @@ from pathlib import Path
 import pytest
 
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.archive import pack_directory, unpack_directory
 from hpcray.platform.direct_io import open_unnamed_file
 from hpcray.platform.path_relocation import BROADCAST_VARIABLE, PathRelocation
-from hpcray.runtime.node.env_broadcast import check_broadcast, share
+from hpcray.runtime.node.env_broadcast import check_broadcast, pack_directory, share, unpack_directory
 
 
 def transfer(source: Path, target: Path) -> tuple[int, int]:

@@ -191,7 +191,7 @@ def test_actors_refused_by_the_admission_are_dead_with_its_error() -> None:
     waiting = spec(1, place=m.Shape((("CPU", 20_000),)))
     assert head.actors.register_actor(0.0, owner, m.CreateActor(1, waiting))
     assert len(head.actors.waiting_actors()) == 1
-    head.actors.set_admission(lambda now, spec: ("too late", b"error"))
+    head.actors.admissions.append(lambda now, spec: ("too late", b"error"))
     states = [effect.msg for effect in head.actors.recheck_waiting(1.0) if isinstance(effect.msg, m.ActorStateUpdate)]
     states += [
         e.msg

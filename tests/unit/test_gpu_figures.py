@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcray.platform import host_figures
-from hpcray.platform.host_figures import GpuSampler
+from hpcray.runtime.raylet import node_figures
+from hpcray.runtime.raylet.node_figures import GpuSampler
 
 
 class NVMLError(Exception):
@@ -73,7 +73,7 @@ def until(condition: Callable[[], Any]) -> Any:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_figures, "_SAMPLE_PERIOD", 0.01)
+    monkeypatch.setattr(node_figures, "_SAMPLE_PERIOD", 0.01)
 
 
 def test_each_gpu_is_a_row_and_changes_are_seen(monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
@@ -95,7 +95,7 @@ def test_nothing_runs_when_nobody_asks_and_the_next_question_begins_anew(
 ) -> None:
     nvml = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(host_figures, "_SAMPLING", 0.05)
+    monkeypatch.setattr(node_figures, "_SAMPLING", 0.05)
     sampler = GpuSampler()
     sampler.rows()
     until(lambda: nvml.ends == 1)

@@ -11,8 +11,8 @@ import pytest
 
 from hpcray.common.exceptions import StartupError
 from hpcray.common.resources import ASSIGNED_GPUS, UNIT
-from hpcray.platform import gpu_visibility, numa_binding
-from hpcray.platform.gpu_visibility import (
+from hpcray.platform import accelerators, numa_binding
+from hpcray.platform.accelerators import (
     apply_gpu_visibility,
     assigned_gpus,
     gpu_ids_are_indices,
@@ -30,12 +30,12 @@ FOUR = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
 def bare_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No GPU, whatever this machine has; and no trace of what a test makes this process believe."""
     for name in ("_NVIDIA", "_NVIDIA_GPUS", "_KFD_NODES", "_DEVICES"):
-        monkeypatch.setattr(gpu_visibility, name, tmp_path / "none")
+        monkeypatch.setattr(accelerators, name, tmp_path / "none")
     yield
-    gpu_visibility._Confinement.ids = ()
-    gpu_visibility._Confinement.numbered = True
-    gpu_visibility._Confinement.base = None
-    gpu_visibility._Confinement.done = {}
+    accelerators._Confinement.ids = ()
+    accelerators._Confinement.numbered = True
+    accelerators._Confinement.base = None
+    accelerators._Confinement.done = {}
 
 
 class TestNode:
@@ -108,14 +108,14 @@ class TestType:
         about = tmp_path / "gpus" / "0000:01:00.0" / "information"
         about.parent.mkdir(parents=True)
         about.write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ:   \t\t 43\n")
-        monkeypatch.setattr(gpu_visibility, "_NVIDIA_GPUS", tmp_path / "gpus")
+        monkeypatch.setattr(accelerators, "_NVIDIA_GPUS", tmp_path / "gpus")
         assert gpu_type({"SLURM_GPUS_PER_NODE": "a100:2"}) == "H100"
 
     def test_the_gpu_type_is_read_from_the_amd_topology(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for node, text in (("0", "simd_count 0\ndevice_id 0\n"), ("1", f"simd_count 440\ndevice_id {0x7408}\n")):
             (tmp_path / node).mkdir()
             (tmp_path / node / "properties").write_text(text)
-        monkeypatch.setattr(gpu_visibility, "_KFD_NODES", tmp_path)
+        monkeypatch.setattr(accelerators, "_KFD_NODES", tmp_path)
         assert gpu_type({}) == "AMD-Instinct-MI250X"
 
     @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ class TestWorker:
 
     @pytest.mark.parametrize("word", ["1", "true", "True"])
     def test_override_on_zero_hides_all_gpus_from_a_worker_without(self, word: str) -> None:
-        name = gpu_visibility.OVERRIDE_ON_ZERO
+        name = accelerators.OVERRIDE_ON_ZERO
         assert worker({**FOUR, name: word})["CUDA_VISIBLE_DEVICES"] == ""
         assert worker({**FOUR, name: "0"})["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
 

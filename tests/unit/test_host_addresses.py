@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from hpcray.platform import host_addresses
-from hpcray.platform.host_addresses import ClusterAddress, is_own_address, is_this_host, parse_cluster_address
+from hpcray.ray_start import surroundings
+from hpcray.ray_start.surroundings import ClusterAddress, is_own_address, is_this_host, parse_cluster_address
 
 
 @pytest.mark.parametrize(
@@ -48,13 +48,13 @@ def test_each_address_of_this_host_is_its_own() -> None:
 def test_other_hosts_are_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("192.0.2.199", "203.0.113.9", "2001:db8::9"):
         assert not is_this_host(name), name
-    monkeypatch.setattr(host_addresses.socket, "getaddrinfo", lambda *_, **__: [(2, 2, 17, "", ("203.0.113.9", 0))])
+    monkeypatch.setattr(surroundings.socket, "getaddrinfo", lambda *_, **__: [(2, 2, 17, "", ("203.0.113.9", 0))])
     assert not is_this_host("n1-ib0")
 
 
 def test_a_second_name_of_this_host_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [(2, 2, 17, "", ("203.0.113.9", 0)), (2, 2, 17, "", ("127.0.0.1", 0))]
-    monkeypatch.setattr(host_addresses.socket, "getaddrinfo", lambda *_, **__: rows)
+    monkeypatch.setattr(surroundings.socket, "getaddrinfo", lambda *_, **__: rows)
     assert is_this_host("n1-ib0")
 
 

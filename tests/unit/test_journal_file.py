@@ -19,7 +19,7 @@ from hpcray.core.gcs import state_log
 from hpcray.platform import journal_file
 from hpcray.platform.journal_file import JournalFile, pack_record, split_records
 from hpcray.protocol.messages.nodes import RowChange
-from hpcray.runtime.node.state_log_writer import read_back
+from hpcray.runtime.node.head_failover import read_back
 
 
 def quiet(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -62,6 +63,7 @@ class Bell:
 
     def __init__(self) -> None:
         self.has_come = False
+        self.sent_counts: list[Callable[[int], int]] = []
 
     def progress(self) -> bool:
         return False

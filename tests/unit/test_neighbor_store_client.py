@@ -52,14 +52,16 @@ class World:
         self.listener.listen()
         self.listener.settimeout(30)
         ours, self.own_raylet = socket.socketpair()
-        self.engine = IoEngine(ME, str(tmp), {1: str(self.path)})
+        self.engine = IoEngine(
+            ME, str(tmp), {1: str(self.path)}, peer_lost=lambda proc, why: self.visiting.lost(node_of(proc))
+        )
         self.table, self.heard = Table(), []
         unused = SimpleNamespace(loaded=())
         process: Any = SimpleNamespace(me=ME, engine=self.engine, table=self.table, arenas={}, extensions=unused)
         self.arenas: dict[int, Arena] = process.arenas
         self.visiting = NeighborStoreClient(process, {1: str(self.path)})
         handlers = {m.Welcome: self.visiting.on_welcome, m.Unpin: lambda src, msg: self.heard.append((src, msg))}
-        self.engine.start(ours, handlers, lambda proc, why: self.visiting.lost(node_of(proc)), lambda: None)
+        self.engine.start(ours, handlers)
         self.raylet: socket.socket
 
     def meet(self) -> None:

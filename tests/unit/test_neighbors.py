@@ -72,9 +72,14 @@ def begin(tmp_path: Path, node: int, number: int) -> Proc:
     dirs[node].mkdir(exist_ok=True)
     ours, raylet = socket.socketpair()
     raylet.setblocking(False)
-    proc = Proc(IoEngine(make_proc(node, number), str(dirs[node]), {1 - node: str(dirs[1 - node])}), raylet)
+    lost: list[bytes] = []
+    neighbors = {1 - node: str(dirs[1 - node])}
+    engine = IoEngine(
+        make_proc(node, number), str(dirs[node]), neighbors, peer_lost=lambda proc, reason: lost.append(proc)
+    )
+    proc = Proc(engine, raylet, lost=lost)
     handlers = {m.ProbeViaRaylet: lambda src, msg: proc.came.append((src, msg))}
-    proc.engine.start(ours, handlers, lambda lost, reason: proc.lost.append(lost), lambda: None)
+    proc.engine.start(ours, handlers)
     return proc
 
 

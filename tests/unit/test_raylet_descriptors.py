@@ -22,7 +22,7 @@ class Node:
         self.loop = SimpleNamespace(now=100.0)
         self.pool = WorkerPool(0, 1, Config(max_workers=pool))
         self.neighbor_clients = SimpleNamespace(limit=0)
-        self.listener = SimpleNamespace(on_full=lambda: None)
+        self.listener = SimpleNamespace(full_listeners=[])
         monkeypatch.setattr(local_processes, "raise_open_file_limit", lambda: FILES)
         monkeypatch.setattr(local_processes, "free_connections", {FILES: room}.__getitem__)
         local_processes.share_descriptors(
@@ -67,6 +67,6 @@ def test_refused_connections_are_reported_at_most_every_ten_seconds(node: Callab
     made = node(100, 64)
     for now, count in ((100.0, 1), (109.0, 1), (111.0, 2)):
         made.loop.now = now
-        made.listener.on_full()
+        made.listener.full_listeners[0]()
         assert len(made.lines) == count
     assert "turned away" in made.lines[0] and str(FILES) in made.lines[0]

@@ -84,7 +84,7 @@ def test_a_link_that_breaks_loses_and_repeats_nothing(sides: list[Side]) -> None
         one.control.send(1, frame)
         if number in (100, 200):
             one.engine._drop_endpoint(1)
-            one.engine.on_link_broken(1, one.engine.link(1), "cut by the test")
+            one.engine.link_broken(1, one.engine.link(1), "cut by the test")
         if number % 10 == 0:
             one.turn()
             other.turn()

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.platform import gpu_visibility as gpus
-from hpcray.platform.gpu_visibility import gpu_visibility_variable, gpu_visibility_variables, visible_gpus
+from hpcray.platform import accelerators as gpus
+from hpcray.platform.accelerators import gpu_visibility_variable, gpu_visibility_variables, visible_gpus
 
 JOB = {"SLURM_JOB_ID": "2"}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpcray.common.config import Config
 from hpcray.common.exceptions import ActorDiedError, OutOfMemoryError, WorkerCrashedError
 from hpcray.core.core_worker.task import PendingTask
-from hpcray.core.raylet.worker_killing_policy import (
+from hpcray.core.raylet.worker_pool import (
     SMALLEST_SHARE,
     Candidate,
     WorkerKillingPolicy,

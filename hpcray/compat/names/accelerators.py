@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from hpcray.common.resources import ACCELERATORS
-from hpcray.platform.accelerators import KINDS
-from hpcray.platform.gpu_visibility import (
+from hpcray.platform.accelerators import (
     CUDA,
     HIP,
+    KINDS,
     LEVEL_ZERO,
     NOSET,
     ONEAPI,

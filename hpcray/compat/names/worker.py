@@ -143,7 +143,7 @@ def _report_unhandled(error: BaseException) -> None:
     module._unhandled_error_handler(error)
 
 
-UnhandledErrors.report = staticmethod(_report_unhandled)
+UnhandledErrors.reporters[:] = [_report_unhandled]
 
 blocking_get_inside_async_warned = False
 """A program that sets it is not warned of a blocking get() in an async actor."""
@@ -154,7 +154,7 @@ def _blocking_is_expected() -> bool:
     return bool(module.blocking_get_inside_async_warned)
 
 
-actor_event_loop.is_expected = _blocking_is_expected
+actor_event_loop.expected_blocks.append(_blocking_is_expected)
 
 
 _post_init_hooks = post_init_hooks

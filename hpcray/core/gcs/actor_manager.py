@@ -228,7 +228,7 @@ class ActorManager:
         self._resources = resources
         self._dirty_rows = dirty_rows
         self._group_is_removed = group_is_removed
-        self._admission: Admission = lambda now, spec: None
+        self.admissions: list[Admission] = []
         self.actors: dict[bytes, Actor] = {}
         self.names: dict[tuple[str, str], bytes] = {}
         self.pending_lookups = PendingActorLookups()
@@ -239,10 +239,6 @@ class ActorManager:
         self._incomplete: set[bytes] = set()
         self._unregistered: dict[bytes, int] = {}
         self._last_busy_node = -1
-
-    def set_admission(self, admission: Admission) -> None:
-        """Ask `admission` from now on before an actor is placed."""
-        self._admission = admission
 
     # ------------------------------------------------------------ messages of processes
 
@@ -602,11 +598,12 @@ class ActorManager:
         if self._group_is_removed(spec.place):
             self._dies(now, actor, _GROUP_REMOVED, out)
             return False
-        refused = self._admission(now, spec)
-        if refused is not None:
-            reason, actor.error = refused
-            self._dies(now, actor, reason, out)
-            return False
+        for admission in self.admissions:
+            refused = admission(now, spec)
+            if refused is not None:
+                reason, actor.error = refused
+                self._dies(now, actor, reason, out)
+                return False
         if self._unregistered:
             found = self._unregistered.pop(spec.actor, None)
             if found is not None and found in self._resources.nodes:

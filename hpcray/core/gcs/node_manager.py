@@ -380,7 +380,7 @@ class NodeManager:
         self.run = run if run is not None else m.RunInfo()
         self.standby = NO_NODE
         self._by_majority = driver_rank == NO_NODE
-        self._settled: Callable[[int], int] = lambda node: 0
+        self.settled_counts: list[Callable[[int], int]] = []
         self._timeout = config.start_timeout
         self._stop_timeout = config.stop_timeout
         self._deadline = now + config.start_timeout
@@ -394,11 +394,6 @@ class NodeManager:
         self._arbiter = AccusationArbiter(config.heartbeat_interval)
         self.dead: dict[int, str] = {}
         self._kept_at: dict[int, tuple[int, ...]] = {}
-
-    def set_settled(self, settled: Callable[[int], int]) -> None:
-        """Set the function that says, for a node, how many of its messages to the head the standby has: heartbeats
-        carry this number."""
-        self._settled = settled
 
     def begin_run(self, number: int) -> None:
         """Number this run of the job, before the node table is sent."""
@@ -680,7 +675,8 @@ class NodeManager:
         return [AllStopped(self.code, missing)]
 
     def _heartbeat(self, node: int) -> m.Heartbeat:
-        return m.Heartbeat(self.me, len(self.dead), self._settled(node), self.standby)
+        settled = max((count(node) for count in self.settled_counts), default=0)
+        return m.Heartbeat(self.me, len(self.dead), settled, self.standby)
 
     def _set_state(self, state: str) -> None:
         assert state in TRANSITIONS[self.state], f"the cluster: {self.state} -> {state}"

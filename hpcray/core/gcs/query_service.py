@@ -209,7 +209,7 @@ class QueryService:
         self.infos: list[NodeInfo] = []
         self.draining: dict[int, int] = {}
         self.asked_draining = self.watches_draining = False
-        self._autoscaler: Callable[[], dict[str, Any] | None] = lambda: None
+        self.autoscalers: list[Callable[[], dict[str, Any] | None]] = []
         self._now = 0.0
         self._methods: dict[str, Callable[..., Any]] = {
             "nodes": self._nodes,
@@ -229,10 +229,6 @@ class QueryService:
             "kv_keys": self.kv.keys,
             "kv_items": self.kv.items,
         }
-
-    def set_autoscaler(self, describe: Callable[[], dict[str, Any] | None]) -> None:
-        """Show in "status" from now on what the autoscaler does."""
-        self._autoscaler = describe
 
     def set_nodes(self, infos: Iterable[NodeInfo]) -> None:
         """Add nodes, or replace what is known of them."""
@@ -390,7 +386,7 @@ class QueryService:
             ],
             "actors": counts,
             "draining": {str(node): left for node, left in self.draining.items()},
-            "autoscaler": self._autoscaler(),
+            "autoscaler": next((describe() for describe in self.autoscalers), None),
         }
 
 

@@ -136,7 +136,7 @@ class CoreWorker:
         self.me = me = welcome.proc
         self.node = node_of(me)
         self.config = config = Config(**welcome.config)
-        self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin)
+        self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin, self._peer_lost, self.drain)
         self.dead: str | None = None
         self.features = features
         self.extensions: Extensions = Extensions(self, features, config.extensions)
@@ -198,7 +198,7 @@ class CoreWorker:
             listener: the socket for peers, if it had to exist before the raylet learned of this process.
         """
         self.handlers = BoundHandlers((self, HANDLERS), self.diagnostics.handlers, *handlers)
-        self.engine.start(self._sock, self.handlers, self._peer_lost, self.drain, listener)
+        self.engine.start(self._sock, self.handlers, listener)
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if nothing can be requested any more."""

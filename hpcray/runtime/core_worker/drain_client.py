@@ -100,7 +100,7 @@ class DrainClient:
         self.reason = msg.reason
         self.deadline = monotonic() + msg.seconds
         if first:
-            self.admission.all_tasks(msg.reason, self.seconds_left)
+            self.admission.all_tasks(msg.reason, self.deadline)
             for call in self.on_begin:
                 call()
             self._start(list(callbacks))
@@ -185,7 +185,7 @@ class DrainAdmission:
         self._context = context
         self._leases = leases
         self._fail_task = fail
-        self._all: Refusal | None = None
+        self._drain: tuple[str, float] | None = None
         self._closed: dict[SchedulingClass, Refusal] = {}
         self._limited: set[SchedulingClass] = set()
         self.refusal_listeners: list[Callable[[], None]] = []
@@ -200,12 +200,9 @@ class DrainAdmission:
             self._context.engine.flush()
         return made
 
-    def all_tasks(self, reason: str, left: Callable[[], float]) -> None:
+    def all_tasks(self, reason: str, deadline: float) -> None:
         """The job drains: what has not been sent to a worker fails, and so does all that comes."""
-        self._all = lambda task: JobDrainingError(
-            f"task {task.name!r} was not started: the job drains ({reason}), {left():.0f} s are left; hint: end the "
-            "program, or catch this; what on_drain callbacks and __hpcray_checkpoint__ save is there in the next run"
-        )
+        self._drain = reason, deadline
         self._leases.admit_through(self._refusal)
         for scheduling_class in self._leases.by_index:
             self._close(scheduling_class)
@@ -254,8 +251,17 @@ class DrainAdmission:
         self._leases.pump(scheduling_class)
         self._leases.take_back_ahead(scheduling_class)
 
+    def _drain_refusal(self, task: PendingTask) -> BaseException:
+        assert self._drain is not None
+        reason, deadline = self._drain
+        left = max(0.0, deadline - monotonic())
+        return JobDrainingError(
+            f"task {task.name!r} was not started: the job drains ({reason}), {left:.0f} s are left; hint: end the "
+            "program, or catch this; what on_drain callbacks and __hpcray_checkpoint__ save is there in the next run"
+        )
+
     def _refusal(self, scheduling_class: SchedulingClass) -> Refuse | None:
-        refusal = self._all or self._closed.get(scheduling_class)
+        refusal = self._drain_refusal if self._drain is not None else self._closed.get(scheduling_class)
         return None if refusal is None else partial(self._fail, refusal)
 
 

@@ -172,6 +172,13 @@ _SPARES = 8
 """Descriptors that are kept for peers that connect when the user's code has taken all others."""
 
 
+class FrameWriter(Protocol):
+    """The method of `FrameSlotClient` that the engine calls."""
+
+    def share(self, dest: bytes, pieces: Sequence[bytes], size: int) -> bytes | None:
+        """Write a frame into a slot. Returns the frame that is sent instead; None: there is no slot."""
+
+
 class IoEngine:
     """The sockets of one process (one per peer of its host, one to its raylet for everything else) and their driver.
 
@@ -192,12 +199,17 @@ class IoEngine:
         peers: the processes that we have written to or heard of, by proc id; see `peer`.
         dirty: those with something to send.
         asleep: threads that wait without the lock: a KeyboardInterrupt may be raised in them.
-        share_frame: see `FrameSlotClient.share`.
         watched: calls for descriptors of others (`BusyPoll.arm`). loop_thread: that of an event loop that drives, or 0.
     """
 
     def __init__(
-        self, me: bytes, session_dir: str, neighbors: Mapping[int, str] = NO_NEIGHBORS, spin: float = 0.0
+        self,
+        me: bytes,
+        session_dir: str,
+        neighbors: Mapping[int, str] = NO_NEIGHBORS,
+        spin: float = 0.0,
+        peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None,
+        drain: Callable[[], None] = lambda: None,
     ) -> None:
         self.me = me
         self.lock = threading.RLock()
@@ -208,7 +220,7 @@ class IoEngine:
         self._dirs = {**neighbors, self._my_node: session_dir}
         self._lost: set[int] = set()
         self._handlers: dict[type, Callable[[bytes, Any], None]] = {}
-        self._peer_lost: Callable[[bytes, str], None] = lambda proc, reason: None
+        self._peer_lost = peer_lost
         self._epoll = select.epoll()
         self._links: dict[int, PeerSocket] = {}
         # `recv` would allocate RECV bytes each time: three system calls and two page faults, as malloc sees them. These
@@ -226,8 +238,8 @@ class IoEngine:
         self.activity = 0
         self.closed = False
         self.asleep: set[int] = set()
-        self.share_frame: Callable[[bytes, Sequence[bytes], int], bytes | None] = lambda proc, pieces, size: None
-        self._drain: Callable[[], None] = lambda: None
+        self.frame_writers: list[FrameWriter] = []
+        self._drain = drain
         self.parked: list[Waiter] = []
         self.park_of: dict[int, Waiter] = {}
         self.driving = 0
@@ -244,7 +256,7 @@ class IoEngine:
         self._kick = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._kick, select.EPOLLIN)
         self._prestarted: PrestartedThread | None = None
-        self._periodic: Callable[[], None] = lambda: None
+        self._periodic: list[Callable[[], None]] = []
         self._period = LONGEST_SLEEP
         self._period_end = monotonic() + LONGEST_SLEEP
         self._thread = threading.Thread(target=self._background, name="hpcray-io", daemon=True)
@@ -253,8 +265,6 @@ class IoEngine:
         self,
         raylet: socket.socket,
         handlers: dict[type, Callable[[bytes, Any], None]],
-        peer_lost: Callable[[bytes, str], None],
-        drain: Callable[[], None],
         listener: socket.socket | None = None,
     ) -> None:
         """Open for business.
@@ -262,11 +272,9 @@ class IoEngine:
         Args:
             raylet: the connected socket to our raylet, past its Welcome.
             handlers: by message type, called with (source, message) under `lock`.
-            peer_lost: called with (proc, reason) under `lock` when a direct peer's connection ends.
-            drain: called under `lock` before and after each turn (deferred releases).
             listener: what `listen` made, when it had to exist before our raylet heard of us.
         """
-        self._handlers, self._peer_lost, self._drain = handlers, peer_lost, drain
+        self._handlers = handlers
         self._open(raylet, listener)
         (self._thread.start if self._prestarted is None else partial(self._prestarted.begin, self._background))()
 
@@ -306,8 +314,10 @@ class IoEngine:
             self._gate.release()
 
     def call_every(self, period: float, call: Callable[[], None]) -> None:
-        """Have the background thread make this call, without the lock, every `period` seconds."""
-        self._periodic, self._period, self._period_end = call, period, monotonic() + period
+        """Have the background thread make this call, without the lock, every `period` seconds: the shortest of all."""
+        self._periodic.append(call)
+        self._period = min(self._period, period)
+        self._period_end = monotonic() + self._period
 
     def wake(self) -> None:
         """Make whoever sleeps in epoll take a turn (safe anywhere, also in destructors: takes no lock)."""
@@ -552,10 +562,11 @@ class IoEngine:
 
     def _call_periodic(self) -> None:
         self._period_end = monotonic() + self._period
-        try:
-            self._periodic()
-        except Exception:
-            traceback.print_exc()
+        for call in self._periodic:
+            try:
+                call()
+            except Exception:
+                traceback.print_exc()
 
     def close(self) -> None:
         """Flush, stop the background thread, close every socket. Lock not held."""
@@ -649,8 +660,8 @@ class IoEngine:
                 size = len(body) + ROUTE
                 frame = LENGTH.pack(size) + peer.route + body
                 link = peer.link
-                if size > LONG and link is self._raylet:
-                    frame = self.share_frame(peer.proc, (frame,), size + 4) or frame
+                if size > LONG and link is self._raylet and self.frame_writers:
+                    frame = self.frame_writers[0].share(peer.proc, (frame,), size + 4) or frame
                     size = len(frame) - 4
                 # What the kernel does not take at once goes to `unsent`; so does all that comes after it.
                 if link.unsent:
@@ -694,7 +705,8 @@ class IoEngine:
             pieces = encode_pieces(out)
             size = sum(map(len, pieces)) + HEADER
             pieces.insert(0, LENGTH.pack(size - 4) + peer.route)
-            if link is self._raylet and (shared := self.share_frame(peer.proc, pieces, size)) is not None:
+            writers = self.frame_writers if link is self._raylet else ()
+            if writers and (shared := writers[0].share(peer.proc, pieces, size)) is not None:
                 pieces, size = [shared], len(shared)
             sent = 0
             with contextlib.suppress(BlockingIOError):

@@ -40,13 +40,16 @@ class _Greeted(socket.socket):
     """A socket over which a descriptor comes with the first message; from then on it is read like any other."""
 
     got: int = -1
+    _greeted = False
 
     def recv_into(self, buffer: Any, *args: Any) -> int:
+        if self._greeted:
+            return super().recv_into(buffer, *args)
         size, ancillary, _, _ = self.recvmsg_into([buffer], _ONE_DESCRIPTOR, socket.MSG_CMSG_CLOEXEC)
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 self.got = int.from_bytes(data[:4], "little")
-                self.recv_into = super().recv_into  # type: ignore[method-assign]
+                self._greeted = True
         return size
 
     def take(self) -> int:

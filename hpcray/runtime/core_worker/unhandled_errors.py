@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
+from typing import ClassVar
 
 from hpcray.common.exceptions import WorkerCrashedError
 from hpcray.common.ids import return_index
@@ -30,10 +31,10 @@ class UnhandledErrors:
     All of it costs nothing where tasks do not fail.
 
     Attributes:
-        report: called with each error that is freed unseen, without the lock.
+        reporters: called with each error that is freed unseen, without the lock.
     """
 
-    report: Callable[[BaseException], None] = staticmethod(log_unhandled)
+    reporters: ClassVar[list[Callable[[BaseException], None]]] = [log_unhandled]
 
     def __init__(self, context: CoreWorkerContext) -> None:
         self._table, self._engine = context.table, context.engine
@@ -73,4 +74,5 @@ class UnhandledErrors:
     def _report(self, blob: bytes) -> None:
         error = deserialize(blob)
         if isinstance(error, (RayTaskError, WorkerCrashedError)):
-            self.report(error)
+            for report in self.reporters:
+                report(error)

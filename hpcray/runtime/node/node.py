@@ -19,12 +19,11 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.node_manager import NO_NODE, HeadFailureDetector, NodeManager
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
-from hpcray.platform.accelerators import accelerator_resources
+from hpcray.platform.accelerators import accelerator_resources, gpu_type
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import ExitReport, silenced_output, write_exit_report
-from hpcray.platform.gpu_visibility import gpu_type
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
 from hpcray.platform.mpi_directory import mark_up, private_memory
@@ -37,7 +36,7 @@ from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol.messages import NodeInfo
 from hpcray.runtime.node.child_process import ChildProcess, DriverChild, export_metrics, show_progress
 from hpcray.runtime.node.cluster_member import ClusterMember
-from hpcray.runtime.node.head_failover import NEW_HEAD_TIMEOUT
+from hpcray.runtime.node.head_failover import NEW_HEAD_TIMEOUT, check_journal, open_journal
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.node_features import NodeFeatures, NodeParts
 from hpcray.runtime.node.node_transports import NodeTransports
@@ -47,7 +46,6 @@ from hpcray.runtime.node.raylet_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.session_watch import SessionWatch
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
 from hpcray.runtime.node.slurm_job import end_step, reported_by_launcher, requeue_job
-from hpcray.runtime.node.state_log_writer import check_journal, open_journal
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
@@ -357,7 +355,7 @@ class _NodeServer:
         spill_io = SpillIo(raylet, self._spill_files)
         frames = FrameSlotRouter(node.arena, node.frame_slots, router)
         loop.share_frames(frames)
-        transports.receive_into(frames.take)
+        transports.receive_into(frames)
         raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection, log_monitor, frames)
 
     def _processes_to_watch(self, life_fd: int) -> list[ProcessIdentity]:

@@ -76,7 +76,7 @@ class NodeDrain:
         self._raylet.run_info = run
         self._core = drain.DrainCore(run.exit_code, run.signals)
         self._head = head
-        head.actors.set_admission(self._refuse_actor)
+        head.actors.admissions.append(self._refuse_actor)
 
     def take_over(self, head: Gcs) -> None:
         """This raylet has become the head. A drain that the old one had announced begins again, with the time left."""

@@ -13,7 +13,7 @@ from hpcray.core.gcs.handshake import link_key
 from hpcray.platform.arena import Arena
 from hpcray.protocol.messages import NodeInfo
 from hpcray.runtime.raylet.raylet import Raylet
-from hpcray.transport.base import ControlTransport, DataPlane, TransportError
+from hpcray.transport.base import ControlTransport, DataPlane, ReceiveBuffers, TransportError
 from hpcray.transport.ucx_control import JointControl, UcxControl
 from hpcray.transport.ucx_data import UcxData
 from hpcray.transport.ucx_engine import UcxEngine
@@ -76,10 +76,10 @@ class NodeTransports:
         """Complete this object with the raylet that uses the wires; before `outer` is called."""
         self._raylet = raylet
 
-    def receive_into(self, take: Callable[[int], memoryview]) -> None:
-        """Receive long messages into memory that `take(size)` gives."""
+    def receive_into(self, buffers: ReceiveBuffers) -> None:
+        """Receive long messages into this memory."""
         if self.control is not None:
-            self.control.receive_into(take)
+            self.control.receive_into(buffers)
 
     def prepare(self, one_host: bool, then: Callable[[], None]) -> None:
         """Call `then` when `outer` takes no time. In a job of one node UCX must be loaded and opened, in a thread: the

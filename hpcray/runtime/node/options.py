@@ -15,8 +15,8 @@ from hpcray.common.config import Config, parse_size
 from hpcray.common.labels import labels_text, parse_labels
 from hpcray.common.resources import ACCELERATOR_TYPE, Resources, to_units
 from hpcray.platform import resource_limits
+from hpcray.platform.accelerators import local_rank
 from hpcray.platform.config_files import node_config
-from hpcray.platform.gpu_visibility import local_rank
 from hpcray.platform.numa_binding import RankPlan, bind_rank, plan_rank
 
 NODE_ID, NODE_NAME = "HPCRAY_NODE_ID", "HPCRAY_NODE_NAME"

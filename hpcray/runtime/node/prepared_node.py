@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 
 from hpcray.common.config import Config
 from hpcray.core.raylet.frame_slots import SLOT_COUNT
-from hpcray.platform.accelerators import node_accelerators
+from hpcray.platform.accelerators import node_accelerators, node_gpus
 from hpcray.platform.arena import TOO_FEW_HUGE_PAGES, Arena, default_arena_size
 from hpcray.platform.config_files import configured_environment
 from hpcray.platform.console import take_exit_file_path
 from hpcray.platform.fork_server import ForkServerClient, WorkerCode, start_fork_server
-from hpcray.platform.gpu_visibility import node_gpus
 from hpcray.platform.numa_binding import RankPlan
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.process_control import become_subreaper

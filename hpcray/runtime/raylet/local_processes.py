@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hpcray.common.config import Config
-from hpcray.common.ids import NIL_PROC, node_of, number_of
+from hpcray.common.ids import HEAD, NIL_PROC, node_of, number_of
 from hpcray.core import effects as fx
+from hpcray.core.gcs.garbage_collection import Throttler
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.worker_pool import WorkerPool
 from hpcray.platform.fork_server import ForkServerClient
 from hpcray.platform.process_tree import NO_THREAD, describe_exit
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
+from hpcray.protocol import messages as m
 from hpcray.protocol.messages import ATTACHED, DRIVER, WORKER, Exit, Hello, NodeInfo, Welcome
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_sockets import LocalListener, LocalSocket
@@ -350,4 +352,51 @@ def share_descriptors(
             reported_at = loop.now
             log(f"a process was turned away: no descriptor is left of {files}; hint: raise ulimit -n")
 
-    listener.on_full = report_refusal
+    listener.full_listeners.append(report_refusal)
+
+
+# ------------------------------------------------------------ garbage collection
+# When the processes of one node collect cyclic garbage (`core.gcs.garbage_collection` says why).
+
+
+_REQUEST_INTERVAL = 1.0
+"""Seconds between two requests of one node to the GCS, which collects much less often."""
+
+
+class NodeGarbageCollection:
+    """Has the processes of this node collect: periodically, when its store is full, and when the GCS says so."""
+
+    def __init__(self, config: Config, loop: EventLoop, router: Router) -> None:
+        self._loop = loop
+        self._router = router
+        self._throttler = Throttler(config.gc_min_interval, config.gc_interval, loop.now)
+        self._to_gcs = Throttler(_REQUEST_INTERVAL)
+        self._shortages = 0
+
+    def note_shortages(self, count: int) -> None:
+        """Collect if more requests than before have found no room in the store: the owners of the objects in it may be
+        anywhere.
+
+        Args:
+            count: such requests so far.
+        """
+        if count != self._shortages:
+            self._shortages = count
+            self._throttler.request()
+            self._to_gcs.request()
+            self.tick()
+
+    def tick(self) -> None:
+        """Send the messages that are due."""
+        now = self._loop.now
+        if self._to_gcs.due(now):
+            self._router.send(HEAD, m.RequestGarbageCollection())
+        if self._throttler.due(now):
+            for proc in self._router.links:
+                self._router.send(proc, m.CollectGarbage())
+
+    def on_collect(self, now: float, src: bytes, msg: m.CollectGarbage) -> Iterable[object]:
+        """The GCS has all processes of the job collect."""
+        self._throttler.request()
+        self.tick()
+        return ()

@@ -57,11 +57,11 @@ class LocalListener:
     """The raylet's listening socket.
 
     Attributes:
-        on_full: called when a connection was refused because no descriptor is left.
+        full_listeners: called when a connection was refused because no descriptor is left.
     """
 
     def __init__(self, path: str) -> None:
-        self.on_full: Callable[[], None] = lambda: None
+        self.full_listeners: list[Callable[[], None]] = []
         self._spare = os.eventfd(0, os.EFD_CLOEXEC)
         self._sock = _listen(path)
 
@@ -104,7 +104,8 @@ class LocalListener:
             pass  # the process has ended
         finally:
             self._spare = os.eventfd(0, os.EFD_CLOEXEC)
-        self.on_full()
+        for listener in self.full_listeners:
+            listener()
 
     def close(self) -> None:
         """Stop listening."""

@@ -7,8 +7,10 @@ to them and sends it on, a limited amount at a time: a driver that prints slowly
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +20,6 @@ import msgspec
 from hpcray.common.ids import number_of
 from hpcray.common.job_names import parse_worker_log_name
 from hpcray.common.resources import JOB_FIELD, RUNTIME_ENV
-from hpcray.platform.inotify import DirectoryWatch
 from hpcray.platform.private_files import make_private_directory
 from hpcray.platform.session_directory import keep_logs
 from hpcray.platform.sockets import node_ip_address
@@ -26,6 +27,63 @@ from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.log_files import read_on
 from hpcray.runtime.raylet.router import Router
+
+# ------------------------------------------------------------ inotify
+# Changes of the files of a directory, by Linux's inotify.
+
+
+IN_MODIFY, IN_MOVED_TO, IN_CREATE = 0x2, 0x80, 0x100
+_EVENT = struct.Struct("=iIII")
+_READ = 1 << 16
+
+
+class DirectoryWatch:
+    """The names of the files of a directory that were written to.
+
+    Args:
+        directory: its path.
+        events: other events than writes, as inotify numbers them.
+
+    Raises:
+        OSError: the user has as many watches as the system permits.
+    """
+
+    def __init__(self, directory: str, events: int = IN_MODIFY) -> None:
+        libc = ctypes.CDLL(None, use_errno=True)
+        self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd < 0:
+            raise OSError(ctypes.get_errno(), "inotify_init1")
+        if libc.inotify_add_watch(self._fd, os.fsencode(directory), events) < 0:
+            number = ctypes.get_errno()
+            os.close(self._fd)
+            raise OSError(number, "inotify_add_watch")
+
+    def fileno(self) -> int:
+        """Readable when there are names to read."""
+        return self._fd
+
+    def read(self) -> set[str]:
+        """Return the names of the files that changed since the last call."""
+        names: set[str] = set()
+        try:
+            data = os.read(self._fd, _READ)
+        except BlockingIOError:
+            return names
+        place = 0
+        while place < len(data):
+            _, _, _, length = _EVENT.unpack_from(data, place)
+            place += _EVENT.size
+            names.add(os.fsdecode(data[place : place + length].rstrip(b"\0")))
+            place += length
+        return names
+
+    def close(self) -> None:
+        """Stop watching."""
+        os.close(self._fd)
+
+
+# ------------------------------------------------------------ log monitor
+
 
 DELAY = 0.02
 """Seconds from a change to its reading: a burst of lines is one message."""

@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hpcray.core.object_store.object_store import ObjectStore
-from hpcray.core.raylet.worker_killing_policy import Candidate, WorkerKillingPolicy, choose_victim, explain_kill
-from hpcray.core.raylet.worker_pool import BUSY, IDLE, LEAVING, WorkerPool, WorkerProcess
+from hpcray.core.raylet.worker_pool import (
+    BUSY,
+    IDLE,
+    LEAVING,
+    Candidate,
+    WorkerKillingPolicy,
+    WorkerPool,
+    WorkerProcess,
+    choose_victim,
+    explain_kill,
+)
 from hpcray.platform.resource_limits import MemoryGauge, MemoryUsage, group_memory
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop

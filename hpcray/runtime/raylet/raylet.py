@@ -25,8 +25,7 @@ from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
-from hpcray.runtime.raylet.garbage_collection import NodeGarbageCollection
-from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext
+from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, NodeGarbageCollection
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor

@@ -138,9 +138,8 @@ class ActorEventLoop(asyncio.SelectorEventLoop):
 _SWITCH = "RAY_WARN_BLOCKING_GET_INSIDE_ASYNC"
 
 
-def is_expected() -> bool:
-    """True if the program says that it blocks on purpose. `ray._private.worker` puts another function here."""
-    return False
+expected_blocks: list[Callable[[], bool]] = []
+"""Each returns True if the program says that it blocks on purpose; `ray._private.worker` has one."""
 
 
 def warn_of_blocking_get(process: CoreWorker) -> None:
@@ -155,7 +154,7 @@ def warn_of_blocking_get(process: CoreWorker) -> None:
                 asyncio._get_running_loop() is not None and asyncio.current_task() is not None
             ):  # else: the `get` of an `await`
                 process.get_one, process.get = plain
-                if is_expected():
+                if any(is_expected() for is_expected in expected_blocks):
                     return get(*args)
                 logging.getLogger("hpcray").warning(
                     "Using blocking ray.get inside async actor. This blocks the event loop. Please use `await` on "

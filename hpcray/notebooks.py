@@ -19,7 +19,7 @@ from hpcray.core.core_worker.object_entry import INLINE, PENDING, STORED
 from hpcray.core.core_worker.output_lines import LogBatch
 from hpcray.core.object_store.allocator import format_size
 from hpcray.protocol.messages.objects import is_error
-from hpcray.runtime.core_worker import driver_signals
+from hpcray.runtime.core_worker import interruptions
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.worker_output import print_to_stdstream, print_worker_logs
 
@@ -63,7 +63,7 @@ class NotebookCells:
         self._first_tasks.append(process.task_counter + 1)
         self._headers.append(_header(self._shell.kernel))
         if current.process is process:
-            driver_signals.defer_sigint(process.engine)
+            interruptions.defer_sigint(process.engine)
 
     def show(self, batch: LogBatch) -> None:
         """Print lines of a worker. A task of another task is the last cell's."""
