@@ -45,6 +45,7 @@ from hpcray.hangs.wait_for_graph import (
     stuck_nodes,
     waiting_for,
 )
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import ancestors
 from hpcray.platform.session_directory import read_session
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users, thread_stacks
@@ -370,9 +371,7 @@ class StillnessWatch:
         reason = [head, *(f"  {line}" for line in self._reason(look))]
         path = os.path.join(logs_directory(process.session_dir), _FILE)
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "x", encoding="utf-8") as file:
-                file.write("\n".join([*reason, "", *_stack_lines(query), ""]))
+            write_private_file(path, "\n".join([*reason, "", *_stack_lines(query), ""]).encode())
             kept = [f"  all stacks: {path}"] if process.config.log_dir else []
         except OSError as error:
             kept = [f"  the stacks cannot be written to {path}: {error}"]

@@ -18,7 +18,7 @@ UNKNOWN = "reserved, and not seen"
 
 @dataclass
 class _Reservation:
-    """What one process had when it answered last: since then, cores, seconds of tasks, of CPU; if it is an actor."""
+    """The last answer of one process: since when, cores, seconds of tasks, of CPU; whether it is an actor."""
 
     at: float
     cores: float

@@ -110,7 +110,7 @@ LINES_OF_CODE = {
     "durable": 2378,
     "experimental": 552,
     "graphs": 2159,
-    "hangs": 1114,
+    "hangs": 1113,
     "history": 1453,
     "job_submission": 720,
     "jobs": 1245,

@@ -82,7 +82,7 @@ class _SwitchTree:
         self._singles: list[_Place] = []
 
     def lives(self, dead: Collection[int]) -> bool:
-        """Whether a node here still relays the object."""
+        """Return True if a node here still relays the object."""
         return any(place[2] not in dead for heap in (self._leaves, self._singles) for place in heap)
 
     def add(self, place: _Place) -> None:
