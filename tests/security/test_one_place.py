@@ -11,7 +11,9 @@ HOME = "platform/private_files.py"
 ALLOWED = {
     "compat/__main__.py": "installs into site-packages",
     "compat/cluster_utils.py": "a directory with a random name (mkdtemp), and what is in it",
+    "compat/distribution.py": "installs into site-packages",
     "compat/libraries.py": "installs Ray's libraries where the user says",
+    "compat/tune.py": "the directory of a trial, where Ray's Tune keeps it",
     "compat/names/utils.py": "Ray's helpers: paths that the caller names",
     "cli/history.py": "a report and a timeline where the user says",
     "cli/profile.py": "a report where the user says",
