@@ -45,7 +45,7 @@ from hpcray.hangs.wait_for_graph import (
     stuck_nodes,
     waiting_for,
 )
-from hpcray.platform.private_files import write_private_file
+from hpcray.platform.private_files import make_private_directory, open_private_file
 from hpcray.platform.process_tree import ancestors
 from hpcray.platform.session_directory import read_session
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users, thread_stacks
@@ -65,6 +65,7 @@ _PART = 500
 """Objects that one question names, at most."""
 _SERVES = "ServeController"
 _FILE = "hang.txt"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _MOST_EXPLAINED = 3
 """Objects of one wait that are explained."""
 _MOST_LINES = 60
@@ -371,7 +372,9 @@ class StillnessWatch:
         reason = [head, *(f"  {line}" for line in self._reason(look))]
         path = os.path.join(logs_directory(process.session_dir), _FILE)
         try:
-            write_private_file(path, "\n".join([*reason, "", *_stack_lines(query), ""]).encode())
+            make_private_directory(os.path.dirname(path))
+            with os.fdopen(open_private_file(path, _NEW_FILE), "w", encoding="utf-8") as file:
+                file.write("\n".join([*reason, "", *_stack_lines(query), ""]))
             kept = [f"  all stacks: {path}"] if process.config.log_dir else []
         except OSError as error:
             kept = [f"  the stacks cannot be written to {path}: {error}"]

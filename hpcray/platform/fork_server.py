@@ -17,6 +17,7 @@ Requests (raylet → server) and reports (server → raylet) are msgpack arrays,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import mmap
@@ -108,6 +109,7 @@ _BLOCKED_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 """By the server; workers have the default actions."""
 
 _REASON_SLOTS, _REASON_BYTES = 32, 2048
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
 @dataclass(frozen=True)
@@ -468,7 +470,20 @@ class StartFailures:
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _REASON_SLOTS * _REASON_BYTES)
+        size = _REASON_SLOTS * _REASON_BYTES
+        fd = os.memfd_create("hpcray-reasons", os.MFD_CLOEXEC)
+        try:
+            os.fchmod(fd, 0o600)
+            os.ftruncate(fd, size)
+            # Not `mmap.mmap`: it keeps a descriptor, which each worker would have too.
+            libc = ctypes.CDLL(None, use_errno=True)
+            libc.mmap.restype = ctypes.c_void_p
+            place = libc.mmap(None, ctypes.c_size_t(size), _READ_WRITE, mmap.MAP_SHARED, fd, ctypes.c_long(0))
+            if place == ctypes.c_void_p(-1).value:
+                raise OSError(ctypes.get_errno(), "mmap")
+        finally:
+            os.close(fd)
+        self._memory = memoryview((ctypes.c_char * size).from_address(place)).cast("B")
         self._told: set[str] = set()
 
     def note(self, number: int, error: BaseException) -> bool:
@@ -482,7 +497,7 @@ class StartFailures:
     def take(self, number: int) -> str:
         """The reason that this worker has noted; "" if there is none."""
         start = number % _REASON_SLOTS * _REASON_BYTES
-        slot = self._memory[start : start + _REASON_BYTES]
+        slot = bytes(self._memory[start : start + _REASON_BYTES])
         size = int.from_bytes(slot[:2], "little")
         self._memory[start : start + 2] = b"\0\0"
         try:

@@ -396,26 +396,30 @@ def test_ucx_keeps_no_messages_of_strangers(stranger: None, monkeypatch: pytest.
     arena = bytearray(100)
     data.register(memoryview(arena))
     load = ("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii")
-    before = resident()
-    child = as_stranger(UCX_FLOOD, engine.address().hex(), load=load)
-    assert child.stdout is not None
-    os.set_blocking(child.stdout.fileno(), False)
-    said, deadline = b"", time.monotonic() + 60
-    while b"\n" not in said and time.monotonic() < deadline:
-        data.progress()
-        engine.heard()
-        engine.failed()
-        with contextlib.suppress(BlockingIOError):
-            said += os.read(child.stdout.fileno(), 1000)
-    for _ in range(100):
-        data.progress()
-        engine.heard()
-        engine.failed()
-        time.sleep(0.005)
-    assert said == b"sent 6000\n"
-    probe, lib = engine.worker.tag_probe, engine.lib
-    assert not probe(lib.UCXXTag(0), lib.UCXXTagMask(0), False).matched, "nothing is left of them"
-    assert resident() - before < 20 << 20, "of 48 MB"
+    grown = []
+    for _ in range(2):  # what UCX has taken once, it keeps and uses again
+        before = resident()
+        child = as_stranger(UCX_FLOOD, engine.address().hex(), load=load)
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        said, deadline = b"", time.monotonic() + 60
+        while b"sent" not in said and time.monotonic() < deadline:
+            data.progress()
+            engine.heard()
+            engine.failed()
+            with contextlib.suppress(BlockingIOError):
+                said += os.read(child.stdout.fileno(), 1000)
+        for _ in range(100):
+            data.progress()
+            engine.heard()
+            engine.failed()
+            time.sleep(0.005)
+        child.communicate("", timeout=30)
+        assert said.endswith(b"sent 6000\n"), said
+        probe, lib = engine.worker.tag_probe, engine.lib
+        assert not probe(lib.UCXXTag(0), lib.UCXXTagMask(0), False).matched, "nothing is left of them"
+        grown.append(resident() - before)
+    assert grown[1] < 20 << 20, "of 48 MB"
 
 
 def resident() -> int:
