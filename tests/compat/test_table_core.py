@@ -54,7 +54,10 @@ def test_init_twice_is_an_error_unless_it_is_ignored(ray: Any) -> None:
     assert context.dashboard_url == ""
 
 
-@row("ray.init", differs="an address is a session directory, 'auto' or 'local': there are no ports and no ray://")
+@row(
+    "ray.init",
+    differs="an address is 'auto', 'local', a session directory, slurm:// or ssh://; H:P is a cluster's name, no port",
+)
 def test_init_accepts_the_keywords_of_ray(tmp_path: Path) -> None:
     out = script(
         """
@@ -667,7 +670,10 @@ def test_a_job_is_submitted_and_followed(ray: Any) -> None:
         client.get_job_status(job)
 
 
-@row("ray.util.client, ray://", missing="a program that runs outside of the job cannot join it")
+@row(
+    "ray.util.client, ray://",
+    missing="a program outside of the job attaches by slurm:// or ssh://, without a port (docs/how-to/attach.md)",
+)
 def test_ray_client_is_never_connected(as_ray: Any) -> None:
     from ray.util.client import ray as client
 
