@@ -52,6 +52,9 @@ _HINT = "hint: times are in seconds, sizes in bytes or as 2g, 512m; yes and no a
 _OTHER_VARIABLES = (
     "ACCOUNT",
     "ADDRESS",
+    "ATTACH_COMMAND",
+    "ATTACH_DIR",
+    "ATTACH_WAIT",
     "CONFIG",
     "CONSOLE",
     "CONSTRAINT",

@@ -163,6 +163,7 @@ def load_worker() -> WorkerCode:
 
     if not hasattr(hpcray, "init"):  # our raylet does without it, see `bootstrap`
         hpcray.__spec__.loader.exec_module(hpcray)  # type: ignore[union-attr]
+    import hpcray.history.process_history  # each worker is asked what it has run
     from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
     from hpcray.processes.environment_server import be_server, needs_server
     from hpcray.processes.worker_main import worker_main

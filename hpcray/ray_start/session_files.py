@@ -111,29 +111,42 @@ class SessionFiles:
                 os.rmdir(self.top)
 
 
-def sweep_files(environ: Mapping[str, str]) -> None:
-    """Remove what killed nodes have left in the default temporary directory."""
+def sweep_files(environ: Mapping[str, str]) -> bool:
+    """Remove what killed nodes have left in the default temporary directory.
+
+    Returns:
+        Whether files of a node stay, as some process of it runs.
+    """
     top, keep = temporary_directory(None, environ)
+    stays = False
     with contextlib.suppress(OSError):
         if not keep and os.stat(top).st_uid == os.getuid():
-            _sweep(top)
+            stays = _sweep(top)
             latest = os.path.join(top, _LATEST)
             if not os.path.exists(latest):
                 for path in (latest, os.path.join(top, _CURRENT)):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path)
             os.rmdir(top)
+    return stays
 
 
-def _sweep(top: str) -> None:
-    """Remove the directories of nodes whose processes were killed."""
+def _sweep(top: str) -> bool:
+    """Remove the directories of nodes whose processes were killed. Returns whether others are there."""
+    stays = False
     for name in os.listdir(top):
         log = os.path.join(top, name, _LOGS, LOG)
         if not name.startswith("session_2"):
             continue
-        with contextlib.suppress(OSError), os.fdopen(open_private_file(log)) as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(os.path.join(top, name), ignore_errors=True)
+        try:
+            with os.fdopen(open_private_file(log)) as file:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.join(top, name), ignore_errors=True)
+        except BlockingIOError:
+            stays = True
+        except OSError:
+            pass
+    return stays
 
 
 def _make(path: str) -> None:

@@ -21,6 +21,8 @@ from hpcray.ray_start.surroundings import own_allocation
 GRACE = 16.0
 """Seconds that nodes have to end, as in Ray."""
 _FORCED = 5.0
+_LAST_PROCESSES = 5.0
+"""Seconds that the last processes of a node have, whose keeper was killed, before its files stay."""
 _CHECK = 0.02
 
 
@@ -53,6 +55,7 @@ def stop_nodes(environ: Mapping[str, str], force: bool, grace: float = GRACE) ->
         raise SeveralAllocationsError(several)
     # The head comes last: it ends those that are left.
     left = [node for node in sorted(nodes, key=lambda node: node.head) if _runs(node)]
+    alone = [node for node in left if not _is_held(node)]
     for node in left:
         with contextlib.suppress(OSError):
             write_private_file(os.path.join(node.session_dir, STOPPED), b"")
@@ -64,7 +67,9 @@ def stop_nodes(environ: Mapping[str, str], force: bool, grace: float = GRACE) ->
             _signal(node, number)
         _await(left, _FORCED)
     Registry(environ).sweep(own_allocation(environ), reasons=False)
-    sweep_files(environ)
+    deadline = time.monotonic() + _LAST_PROCESSES
+    while sweep_files(environ) and (alone or not nodes_here(environ)) and time.monotonic() < deadline:
+        time.sleep(_CHECK)
     return len(nodes)
 
 

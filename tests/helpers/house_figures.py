@@ -121,7 +121,7 @@ LINES_OF_CODE = {
     "processes": 505,
     "protocol": 1494,
     "ray_api": 484,
-    "ray_start": 1886,
+    "ray_start": 1899,
     "runtime": 13227,
     "runtime_env": 1137,
     "state": 3998,

@@ -160,7 +160,8 @@ class TestKilled:
         assert [row["name"] for row in tasks] == ["failing"] * 3
         assert "4711" in tasks[0]["error_message"]
         (actor,) = json.loads(hpcray("list", "actors", "--json", "--job", killed))
-        assert (actor["class_name"], actor["state"]) == ("Counter", "ALIVE")
+        assert actor["class_name"] == "Counter"
+        assert actor["state"] in ("ALIVE", "DEAD"), "dead, where the raylet was killed after it"
         hpcray("timeline", str(tmp_path / "trace.json"), "--job", killed)
         assert {row["name"] for row in json.loads((tmp_path / "trace.json").read_text())} >= {"short", "endless"}
         assert f"{tasks[0]['task_id']}: failed at" in hpcray("why", tasks[0]["task_id"], "--job", killed)

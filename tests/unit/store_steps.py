@@ -248,7 +248,8 @@ class Processes(Stores):
         if msg.reason:
             self.pinned_replicas.discard(key)
             known = obj.excused or obj.freed or proc in self.dead
-            assert known or "object store of node" in msg.reason, f"not kept, without a reason: {msg.reason}"
+            said = "object store of node" in msg.reason or "the disk has not answered" in msg.reason
+            assert known or said, f"not kept, without a reason: {msg.reason}"
         elif proc not in self.dead and node in self.stores:  # else it was said before the node died
             assert asked or obj.freed
             if node not in obj.locations:

@@ -379,7 +379,10 @@ def command(*argv: str) -> Any:
     return CliRunner().invoke(main, list(argv))
 
 
-def test_hpcray_jobs_lists_jobs_as_table_and_as_json(tmp_path: Path, queue: dict[str, str]) -> None:
+def test_hpcray_jobs_lists_jobs_as_table_and_as_json(
+    tmp_path: Path, queue: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPCRAY_HISTORY_DIR", str(tmp_path / "history"))  # that of no other test
     assert "no jobs here" in command("jobs", "--folder", str(tmp_path)).output
     job = job_in(tmp_path)
     end(job, JobOutcome(EXIT, 0))
