@@ -325,6 +325,7 @@ once(True, runtime_env={{"env_vars": {{"A": "1"}}}})
 once(True, runtime_env={{"env_vars": {{"A": "2"}}}})
 once(DurableOptions(ignore=["x"]), 1)
 once(DurableOptions(ignore=["x"]), 2)
+time.sleep(0.6)  # what the run before has kept has expired
 once(DurableOptions(expires=0.5), 7)
 time.sleep(1)
 once(DurableOptions(expires=0.5), 7)
