@@ -31,10 +31,10 @@ LENGTH = 5 << 18
 class Holder:
     def __init__(self, directory, device, pause):
         from helpers.fake_device_driver import FakeDeviceDriver
-        from hpcray.tensors import tensor_pieces
+        from hpcray.tensors import tensor_pulls
         from hpcray.tensors import device_memory
         from hpcray.tensors import device_pieces
-        tensor_pieces._SMALLEST = tensor_pieces._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
+        tensor_pulls._SMALLEST = tensor_pulls._LARGEST = device_pieces.PIECED_SIZE = 1 << 20
         self.driver = FakeDeviceDriver(directory, visible=(device,))
         self.driver.pause = pause
         self.times = []
