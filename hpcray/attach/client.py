@@ -16,7 +16,6 @@ from hpcray.attach.near_end import Attaching, Ready
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.python_lines import module_line
 
-SCHEMES = ("slurm", "ssh")
 _JOB = re.compile(r"[\w.+-]*")
 _HOST = re.compile(r"(?:[\w.+-]+@)?\[?[\w.:-]+\]?")
 _lives: list[subprocess.Popen[bytes]] = []

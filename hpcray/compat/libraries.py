@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 import tempfile
 import zipfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.compat.finder import DEFAULT_LIBRARIES, LENT, wheel_version
+from hpcray.platform.allocation import run_command
 from hpcray.platform.python_lines import module_line
 
 _REQUIREMENT = f"ray=={RAY_VERSION}"
@@ -78,9 +78,7 @@ def _download(directory: Path) -> Path:
     """Have pip download the wheel. Returns the file."""
     command = module_line("pip", "--disable-pip-version-check", "download", "--no-deps")
     command += ["--only-binary=:all:", "--quiet", "--dest", str(directory), _REQUIREMENT]
-    done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", check=False
-    )
+    done = run_command(command, None)
     wheels = list(directory.glob("ray-*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]

@@ -21,6 +21,7 @@ from hpcray.common.ids import HEAD, raylet_of, show_proc
 from hpcray.dashboard.task_timeline import TaskTimeline
 from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
 from hpcray.diagnostics.wait_graph import WaitGraph, WaitReason
+from hpcray.platform.allocation import run_command
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -219,15 +220,9 @@ def parse_node(line: str) -> dict[str, str]:
 
 
 def _run(*command: str) -> str:
-    return subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_TIMEOUT,
-        check=True,
-    ).stdout
+    done = run_command(command, _TIMEOUT)
+    done.check_returncode()
+    return done.stdout
 
 
 # ------------------------------------------------------------ job totals

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from hpcray.history.job_history import JobHistory, NodePart, clock, essence
 from hpcray.history.runs import boot_id
+from hpcray.platform.allocation import run_command
 from hpcray.platform.process_tree import ProcessIdentity
 
 RUNNING, COMPLETED, FAILED, CANCELLED, KILLED, SILENT = (
@@ -243,15 +244,7 @@ def _output(*command: str) -> str | None:
         return None
     environ = {name: text for name, text in os.environ.items() if not name.startswith(("SACCT_", "SLURM_TIME_FORMAT"))}
     try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SLURM_TIME,
-            stdin=subprocess.DEVNULL,
-            env=environ,
-        )
+        done = run_command(command, _SLURM_TIME, environ)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if not done.returncode else None

@@ -26,6 +26,7 @@ from hpcray.jobs.submission import (
     with_configured_place,
     without_outer_job,
 )
+from hpcray.platform.allocation import run_command
 from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
 from hpcray.platform.private_files import CLOSED, append_private_file, read_private_file
 from hpcray.platform.python_lines import module_line
@@ -299,7 +300,7 @@ def _submit(request: JobRequest, token: str) -> str:
     log = _batch_log(token, "%j")
     script = batch_script(sbatch_options(request, log), token, node_command(token))
     with without_outer_job():
-        found = subprocess.run(["sbatch", "--parsable"], input=script, capture_output=True, text=True, errors="replace")
+        found = run_command(["sbatch", "--parsable"], None, text=script)
     if found.returncode:
         raise SubmitError(f"sbatch refused the job: {found.stderr.strip()}")
     return found.stdout.strip().partition(";")[0]

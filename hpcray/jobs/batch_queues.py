@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from hpcray.common.exceptions import JobError, SubmitError
+from hpcray.platform.allocation import run_command
 from hpcray.platform.batch_systems import BATCH_SYSTEMS, BatchRequest, is_forgotten
 from hpcray.platform.launcher_environment import outside_of_job
 
@@ -146,10 +147,7 @@ def _parse(text: str) -> dict[str, str]:
 
 def _run_slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
     try:
-        null = subprocess.DEVNULL
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_COMMAND_TIMEOUT, stdin=null
-        )
+        return run_command(command, _COMMAND_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return None
 
@@ -231,9 +229,7 @@ def _run_batch(kind: str, line: Sequence[str], text: str = "") -> subprocess.Com
     # flux needs the variables of the instance around: FLUX_URI is no variable of a rank.
     environ = BATCH_SYSTEMS[kind].environ(outside_of_job(os.environ))
     try:
-        return subprocess.run(
-            line, input=text, capture_output=True, text=True, errors="replace", timeout=_COMMAND_TIMEOUT, env=environ
-        )
+        return run_command(line, _COMMAND_TIMEOUT, environ, text)
     except subprocess.TimeoutExpired:
         return f"no answer within {_COMMAND_TIMEOUT:g} s"
     except OSError as error:

@@ -26,6 +26,7 @@ from hpcray.jobs.batch_job import LAUNCH, SCRIPT_OUTPUT
 from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
 from hpcray.jobs.batch_queues import submit_batch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, jobs_folder, make_folder
+from hpcray.platform.allocation import run_command
 from hpcray.platform.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
@@ -342,7 +343,7 @@ def choose_executor(requested: str) -> str:
 def _slurm_is_configured() -> bool:
     """True if a cluster belongs to the installed Slurm commands. True also for a controller that is down."""
     try:
-        found = subprocess.run(["scontrol", "ping"], capture_output=True, text=True, errors="replace", timeout=30)
+        found = run_command(["scontrol", "ping"], 30)
     except (OSError, subprocess.TimeoutExpired):
         return True
     return "configuration source" not in found.stderr  # scontrol's message without slurm.conf

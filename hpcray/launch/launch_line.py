@@ -26,7 +26,7 @@ from hpcray.launch.launchers import (
     recognise,
 )
 from hpcray.launch.local_ranks import compose_local
-from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation
+from hpcray.platform.allocation import Allocation, parse_hostfile, read_allocation, run_command
 from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import open_mpi_wheel_prefix
 from hpcray.platform.mpi_directory import find_library
@@ -432,15 +432,7 @@ def try_srun(mpi: str, environ: Mapping[str, str]) -> str:
     """
     line = ["srun", f"--mpi={mpi}", "--overlap", "-N1", "-n1", "--ntasks-per-node=1", "true"]
     try:
-        done = subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TRIAL_TIMEOUT,
-            env=dict(environ),
-        )
+        done = run_command(line, _TRIAL_TIMEOUT, environ)
     except FileNotFoundError:
         return "there is no srun on PATH"
     except (OSError, subprocess.TimeoutExpired):

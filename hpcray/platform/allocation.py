@@ -15,8 +15,8 @@ import re
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec import Struct
 
@@ -126,6 +126,35 @@ def end_time(environ: Mapping[str, str] | None = None) -> float | None:
     return seconds if 0 < seconds < _NO_END_TIME else None
 
 
+def run_command(
+    line: Sequence[str], timeout: float | None, environ: Mapping[str, str] | None = None, text: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run a command, such as one of the batch system, to its end.
+
+    What it prints may have any bytes: those that are no text in this locale are replaced.
+
+    Args:
+        timeout: seconds until it is killed; None for no limit.
+        environ: its variables; None: those of this process.
+        text: its standard input, which is empty otherwise.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it took longer.
+    """
+    given: dict[str, Any] = {"input": text} if text else {"stdin": subprocess.DEVNULL}
+    return subprocess.run(
+        line,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout,
+        env=None if environ is None else dict(environ),
+        check=False,
+        **given,
+    )
+
+
 def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0) -> float | None:
     """`end_time`; where the batch system has set no variable, one query to Slurm, PBS or Flux. For one process of the
     job only.
@@ -140,16 +169,7 @@ def ask_end_time(environ: Mapping[str, str] | None = None, timeout: float = 10.0
         return known
     line, read_end = query
     try:
-        done = subprocess.run(
-            line,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout,
-            check=False,
-            env=dict(environ),
-        )
+        done = run_command(line, timeout, environ)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return read_end(done.stdout, time.time())

@@ -14,6 +14,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from hpcray.platform.allocation import run_command
+
 _FIRST_QUESTIONS = (0.5, 1.0, 2.0, 4.0)
 _INTERVAL = 10.0
 """Seconds between questions to the batch system; soon after the last of Slurm's processes has ended more often."""
@@ -122,15 +124,7 @@ def _run(command: Sequence[str]) -> tuple[int, str, str] | None:
     if shutil.which(command[0]) is None:
         return None
     try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT,
-            check=False,
-        )
+        done = run_command(command, _TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.returncode, done.stdout, done.stderr

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.allocation import expand_nodes
+from hpcray.platform.allocation import expand_nodes, run_command
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.python_lines import module_line
@@ -174,11 +174,8 @@ def _job_here(allocation: str, environ: Mapping[str, str]) -> tuple[str, Sequenc
         return job, expand_nodes(environ["SLURM_JOB_NODELIST"])
     which = ["--jobs", job] if kind == "slurm" else ["--me", "--nodelist", own_names()[1]]
     try:
-        said = subprocess.run(
-            ["squeue", "--noheader", "--states=RUNNING", "--format=%A %N", *which],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT,
-            check=True,
-        )  # fmt: skip
+        said = run_command(["squeue", "--noheader", "--states=RUNNING", "--format=%A %N", *which], _TIMEOUT)
+        said.check_returncode()
         ((job, names),) = [line.split() for line in said.stdout.splitlines()]
         return job, expand_nodes(names)
     except (OSError, subprocess.SubprocessError, ValueError):

@@ -23,7 +23,7 @@ from typing import Any
 from hpcray.common.config import Config
 from hpcray.platform import resource_limits
 from hpcray.platform.accelerators import SHARE, gpu_visibility_variable, visible_gpus
-from hpcray.platform.allocation import read_allocation
+from hpcray.platform.allocation import read_allocation, run_command
 from hpcray.platform.config_files import (
     SYSTEM_FILE,
     ConfigFileError,
@@ -124,9 +124,7 @@ def probe_wires() -> dict[str, Any]:
     """`transport.selection.describe` in a process of its own: libraries that do not fit each other may crash it."""
     try:
         line = code_line(_PROBE)
-        done = subprocess.run(
-            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PROBE_TIMEOUT
-        )
+        done = run_command(line, _PROBE_TIMEOUT)
     except subprocess.TimeoutExpired:
         return {"error": f"loading MPI and UCX took more than {_PROBE_TIMEOUT} s"}
     try:
@@ -308,9 +306,7 @@ def _first_line(command: list[str]) -> str:
 def _output_lines(command: list[str]) -> list[str]:
     """Lines that a program prints, or one with the reason why it prints none."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=20
-        )
+        done = run_command(command, 20)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [f"does not run: {error}"]
     lines = (done.stdout or done.stderr).strip().splitlines() or ["says nothing"]

@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from hpcray.platform.allocation import run_command
 from hpcray.topology.switches import (
     Network,
     NodePlace,
@@ -25,7 +26,7 @@ from hpcray.topology.switches import (
 )
 
 SWITCH, SWITCH_PATH, BLOCK = "hpcray.io/switch", "hpcray.io/switch-path", "hpcray.io/block"
-HOST, RACK, NUMA, ADAPTERS = "hpcray.io/host", "hpcray.io/rack", "hpcray.io/numa-nodes", "hpcray.io/adapters"
+HOST, RACK = "hpcray.io/host", "hpcray.io/rack"
 GPU_DOMAIN = "ray.io/gpu-domain"
 _SCONTROL_TIMEOUT = 10.0  # seconds; a slow controller does not hold up the start for longer
 _FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
@@ -123,16 +124,10 @@ def read_topology_file(path: str) -> Network:
 def _show_topology() -> str:
     """The output of `scontrol show topology`; "" where it does not work."""
     try:
-        done = subprocess.run(
-            ["scontrol", "show", "topology"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_SCONTROL_TIMEOUT,
-            check=False,
-        )
+        done = run_command(["scontrol", "show", "topology"], _SCONTROL_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def _rack(host: str, pattern: str) -> str:

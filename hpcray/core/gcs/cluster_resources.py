@@ -541,7 +541,7 @@ class ClusterResources:
                 given[only] = given.get(only, 0) + 1
                 count -= 1
             return list(given.items())
-        for mate in self._mates(near) if near in self.places else ():
+        for mate in self._mates(near) if near is not None and near in self.places else ():
             while count and mate != but and self._is_candidate(mate, shape):
                 self._take_for(self.nodes[mate], shape)
                 given[mate] = given.get(mate, 0) + 1
@@ -555,10 +555,9 @@ class ClusterResources:
             given[node] = given.get(node, 0) + 1
         return sorted(given.items())
 
-    def _mates(self, node: int | None) -> list[int]:
+    def _mates(self, node: int) -> list[int]:
         """The other nodes behind the switch of this one."""
-        place = self.places.get(node if node is not None else -1)
-        return [other for other, there in self.places.items() if there == place and other != node]
+        return [other for other, there in self.places.items() if there == self.places[node] and other != node]
 
     def choose_for_actor(self, place: Shape, hold: Shape) -> int | None:
         """The node for one actor, and take what it holds: `place` ranks the nodes, `hold` must fit now."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.platform.allocation import job_to_ask
+from hpcray.platform.allocation import job_to_ask, run_command
 from hpcray.platform.process_control import LAUNCHER_NAME
 from hpcray.transport.startup import Launch
 
@@ -65,15 +65,9 @@ def wants_requeue(setting: str, shown: str) -> bool:
 
 def _scontrol(*command: str) -> str:
     # Slurm sends SIGTERM to all processes of a job that is requeued, also to the scontrol that waits for the reply.
-    return subprocess.run(
-        ["sh", "-c", "trap '' TERM; exec scontrol \"$@\"", "sh", *command],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_SCONTROL_TIME,
-        check=True,
-    ).stdout
+    done = run_command(["sh", "-c", "trap '' TERM; exec scontrol \"$@\"", "sh", *command], _SCONTROL_TIME)
+    done.check_returncode()
+    return done.stdout
 
 
 # ------------------------------------------------------------ slurm nodes
