@@ -103,11 +103,6 @@ class NodeHistory(NodeExtension):
         self._account_at = 0.0
         self._waiting = False
 
-    @classmethod
-    def of_job(cls, raylet: Raylet) -> NodeHistory | None:
-        """Return the history of this node, None if the job wants none."""
-        return cls(raylet) if raylet.context.config.history else None
-
     # ------------------------------------------------------------ events
 
     def came_up(self, session: str) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -23,6 +23,10 @@ from hpcray.runtime.node.raylet_signals import ended_by_sigterm, leaving_at_sigt
 from hpcray.runtime.node.run_info import RayletReady
 from hpcray.runtime.node.slurm_job import reported_by_launcher
 from hpcray.transport.startup import Launch, pmi_offered, read_launch
+
+if TYPE_CHECKING:
+    from hpcray.history.node_history import NodeHistory
+    from hpcray.runtime.raylet.raylet import Raylet
 
 
 def run_node(
@@ -62,7 +66,6 @@ def run_node(
             # Not before: workers would inherit the modules.
             from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
             from hpcray.diagnostics.raylet_introspection import RayletIntrospection
-            from hpcray.history.node_history import NodeHistory
             from hpcray.runtime.node.node import open_node, serve
             from hpcray.runtime.node.node_features import NodeFeatures
 
@@ -77,9 +80,17 @@ def run_node(
         autoscaling=AutoscalerRunner,
         diagnostics=RayletIntrospection,
         labels=_find_labels,
-        extensions=[NodeHistory.of_job],
+        extensions=[_node_history],
     )
     return serve(node, opened, ready, life, features, report_code)
+
+
+def _node_history(raylet: Raylet) -> NodeHistory | None:
+    if not raylet.context.config.history:
+        return None
+    from hpcray.history.node_history import NodeHistory
+
+    return NodeHistory(raylet)
 
 
 def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str]) -> dict[str, str]:
