@@ -30,9 +30,10 @@ def libraries() -> str:
     return os.environ.get(LENT, "") if REAL else lent_libraries()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def job(libraries: str) -> Iterator[Any]:
-    """The module `ray` in a running job of one node, which the tests of this directory share."""
+    """The module `ray` in a running job of one node, which the tests of a file share. It ends with the file: one of
+    another directory may follow in the same process."""
     with pytest.MonkeyPatch.context() as environ:
         environ.setenv("HPCRAY_PRELOAD", "ray.data,ray.tune")
         for ray in imported_ray(libraries):

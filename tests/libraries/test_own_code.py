@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers.as_ray import imported_ray
-
-
-@pytest.fixture(scope="module")
-def job(libraries: str) -> Iterator[Any]:
-    """A job of this file alone, which ends with it: files of other directories may follow in the same process."""
-    for ray in imported_ray(libraries):
-        try:
-            ray.init(num_cpus=4, object_store_memory=400 << 20)
-            yield ray
-        finally:
-            ray.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.jobs import Job, as_module
@@ -382,8 +383,12 @@ sys.stdin.read()
 """
 
 
-def test_ucx_keeps_no_messages_of_strangers(stranger: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They cost memory for as long as the job lasted, if their tags were of no class that hpcray receives."""
+UCX_LOAD = ("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii")
+
+
+@pytest.fixture
+def ucx(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    """The engine and the data plane of a node, which other users of the host can reach."""
     monkeypatch.setenv("UCX_TLS", "tcp")
     try:
         from hpcray.transport.ucx_data import UcxData
@@ -392,14 +397,18 @@ def test_ucx_keeps_no_messages_of_strangers(stranger: None, monkeypatch: pytest.
         engine = UcxEngine(0, bytes(32))
     except Exception as error:
         pytest.skip(f"no UCX: {error}")
-    data = UcxData(engine)
+    return engine, UcxData(engine)
+
+
+def test_ucx_keeps_no_messages_of_strangers(stranger: None, ucx: tuple[Any, Any]) -> None:
+    """They cost memory for as long as the job lasted, if their tags were of no class that hpcray receives."""
+    engine, data = ucx
     arena = bytearray(100)
     data.register(memoryview(arena))
-    load = ("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii")
     grown = []
     for _ in range(4):  # what UCX has taken once, it keeps and uses again
         before = resident()
-        child = as_stranger(UCX_FLOOD, engine.address().hex(), load=load)
+        child = as_stranger(UCX_FLOOD, engine.address().hex(), load=UCX_LOAD)
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
         said, deadline = b"", time.monotonic() + 60
@@ -427,16 +436,8 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    try:
-        from hpcray.transport.ucx_data import UcxData
-        from hpcray.transport.ucx_engine import UcxEngine
-
-        engine = UcxEngine(0, bytes(32))
-    except Exception as error:
-        pytest.skip(f"no UCX: {error}")
-    data = UcxData(engine)
+def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, ucx: tuple[Any, Any]) -> None:
+    engine, data = ucx
     arena = bytearray(100_000)
     data.register(memoryview(arena))
     data.receive(1, 7, 0, len(arena))
@@ -459,8 +460,7 @@ def test_ucx_matches_nothing_from_who_does_not_know_the_secret(stranger: None, m
         return reports
 
     def speaker(secret: bytes) -> subprocess.Popen[str]:
-        load = ("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii")
-        return as_stranger(UCX_PEER, secret.hex(), engine.address().hex(), load=load)
+        return as_stranger(UCX_PEER, secret.hex(), engine.address().hex(), load=UCX_LOAD)
 
     evil = speaker(os.urandom(32))
     assert hear(evil) == [] and bells == [] and not any(arena)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
-from helpers.slurm import Slurm
+from helpers.slurm import Slurm, Started
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -41,6 +43,16 @@ def submit(slurm: Slurm, *arguments: str) -> str:
     return slurm.sbatch("-N3", script, "--driver-rank", "2", slurm.write(PROGRAM), *arguments)
 
 
+@contextlib.contextmanager
+def from_the_login_host(slurm: Slurm, seconds: int) -> Iterator[Started]:
+    """The program on n3, which waits for the loss of a node; the batch script would go with the first one."""
+    line = ("salloc", "--no-kill", "-N3", "--exclusive", "hpcray-launch", "--driver-rank", "2")
+    with slurm.start(*line, slurm.write(PROGRAM), "5", "wait", seconds) as job:
+        said = job.line()
+        assert said.startswith("ready n3"), (said, job.wait())
+        yield job
+
+
 def test_the_program_runs_on_the_host_of_its_rank(slurm: Slurm) -> None:
     facts = slurm.finish(submit(slurm, "7", "go"))
     assert facts["ExitCode"] == "7:0", f"{facts}\n{slurm.output()}"
@@ -64,23 +76,7 @@ def test_the_programs_exit_code_is_the_jobs_after_rank_0_has_died(slurm: Slurm) 
 
 def test_the_program_on_another_node_outlives_a_crash_of_rank_0s_node(slurm: Slurm) -> None:
     """From the login host, as the batch script, which is on the first node, goes with it."""
-    program = slurm.write(PROGRAM)
-    line = [
-        "salloc",
-        "--no-kill",
-        "-N3",
-        "--exclusive",
-        "hpcray-launch",
-        "--driver-rank",
-        "2",
-        program,
-        "5",
-        "wait",
-        "0",
-    ]
-    with slurm.start(*line) as job:
-        said = job.line()
-        assert said.startswith("ready n3"), (said, job.wait())
+    with from_the_login_host(slurm, seconds=0) as job:
         try:
             slurm.cluster.crash("n1", silent=False)
             ended = job.wait(120)
@@ -94,23 +90,7 @@ def test_the_program_on_another_node_outlives_a_crash_of_rank_0s_node(slurm: Slu
 
 def test_a_head_that_is_cut_off_does_not_end_the_job_that_goes_on(slurm: Slurm) -> None:
     """It takes the program's node for dead, and can still write to the directory of hpcray-launch."""
-    program = slurm.write(PROGRAM)
-    line = [
-        "salloc",
-        "--no-kill",
-        "-N3",
-        "--exclusive",
-        "hpcray-launch",
-        "--driver-rank",
-        "2",
-        program,
-        "5",
-        "wait",
-        "60",
-    ]
-    with slurm.start(*line) as job:
-        said = job.line()
-        assert said.startswith("ready n3"), (said, job.wait())
+    with from_the_login_host(slurm, seconds=60) as job:
         slurm.cluster.cut("n1")
         try:
             ended = job.wait(200)
