@@ -5,6 +5,7 @@ something drives by itself, so a reply costs no thread switch. A background thre
 
 - after foreground activity it looks every `TICK` seconds: it flushes what was buffered, and starts to drive once the
   foreground has been quiet for a tick;
+- while the foreground uses hpcray without ever waiting, it drives all the same every `UNREAD_TICKS`;
 - while a foreground thread sits in epoll for long, it parks altogether: an idle process uses no CPU;
 - a foreground thread that finds it driving kicks it out of epoll;
 - `listen` calls it at once, where something is awaited by no thread of its own: a callback, an asyncio loop.
@@ -12,7 +13,7 @@ something drives by itself, so a reply costs no thread switch. A background thre
 Whoever drives flushes after each turn. `lock` is never held while user code runs, with one exception: the garbage
 collector (or a signal) may run a destructor (or a handler) of the user anywhere. The lock is reentrant for their sake.
 What they submit goes through `call_soon`; `wait` raises an error in them. A handler that interrupts a thread which
-waits without the lock may wait itself (`handler_waits.py`).
+waits without the lock may wait itself.
 """
 
 from __future__ import annotations
@@ -145,6 +146,9 @@ TICK = 0.002
 """Seconds between two looks of the background thread while the foreground is active."""
 QUIET_TICKS = 25
 """Ticks without activity after which the background thread parks while a foreground thread sleeps."""
+UNREAD_TICKS = 100
+"""Ticks with activity after which the background thread drives all the same: a foreground that never waits reads no
+messages, not even that its task is cancelled."""
 LONGEST_SLEEP = 3600.0
 """Seconds; a longer wait is split."""
 DEADLINE_GRACE = 0.01
@@ -503,24 +507,27 @@ class IoEngine:
 
     def _background(self) -> None:
         seen = -1
-        quiet = 0
+        quiet = unread = 0
         lock = self.lock
         called = False
         while True:
             if monotonic() >= self._period_end:
                 self._call_periodic()
-            if self.activity != seen and not (called or self.dirty or self.pending_calls or self.closed):
+            looks_on = self.activity != seen and unread < UNREAD_TICKS
+            if looks_on and not (called or self.dirty or self.pending_calls or self.closed):
                 # The foreground is at work and left nothing to be sent: its lock is not ours to fight for.
                 seen = self.activity
                 quiet = 0
+                unread += 1
                 called = self._called.acquire(timeout=TICK)
                 continue
             lock.acquire()
             if self.closed:
                 lock.release()
                 return
-            if called:
+            if called or unread >= UNREAD_TICKS:
                 seen, called = self.activity, False
+            unread = 0
             if self.driver != IDLE or self.activity != seen:
                 quiet = quiet + 1 if self.activity == seen else 0
                 seen = self.activity
