@@ -84,8 +84,5 @@ class CoreTimeAccount:
         if used > whole:  # amounts that changed between two answers
             return {name: seconds * whole / used for name, seconds in reserved.items()} | dict.fromkeys(self._free, 0.0)
         seen = sum(self._free.values())
-        scale = (whole - used) / seen if seen else 0.0
-        free = {name: seconds * scale for name, seconds in self._free.items()}
-        if not seen:
-            free[FREE] = whole - used
-        return reserved | free
+        shares = {name: seconds / seen for name, seconds in self._free.items()} if seen else {**self._free, FREE: 1.0}
+        return reserved | {name: (whole - used) * share for name, share in shares.items()}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import Job, embedded
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from hpcray.history.core_time import ACTORS, BETWEEN, BLOCKED, FREE, OFF_CPU, ON_CPU, QUEUED, UNKNOWN, CoreTimeAccount
@@ -27,6 +27,7 @@ STEPS = st.lists(
 
 
 @given(STEPS)
+@example([("answer", 0, 1.0, 0.0, 0.0, False), ("sample", 0, 0.0, 1.2e-308, 0.0, False)])
 def test_rows_add_up_to_cores_times_wall(steps: list[tuple[str, int, float, float, float, bool]]) -> None:
     account, now, busy = CoreTimeAccount(10.0, 4.0), 10.0, 0.0
     for what, number, seconds, cores, amount, flag in steps:

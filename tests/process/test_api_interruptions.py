@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from engine import exceptions, hpcray_only, ray
+from engine import exceptions, hpcray_only, ray, run_script
 
 pytestmark = pytest.mark.usefixtures("session")
 INIT = {"num_cpus": 2}
@@ -73,6 +73,23 @@ def saver(session: None) -> Iterator[Any]:
     yield made
 
 
+REPLACED = """\
+import signal, sys, time
+import hpcray as ray
+from hpcray.runtime.core_worker.core_worker import current
+
+ray.init(num_cpus=1)
+old, new = [], []
+later = {"default": signal.SIG_DFL, "ignored": signal.SIG_IGN, "handler": lambda *args: new.append(1)}
+signal.signal(signal.SIGUSR1, lambda *args: old.append(1))
+with current.process.engine.lock:
+    signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, later[sys.argv[1]])
+time.sleep(0.5)
+print(old, new)
+"""
+
+
 class TestHandlersThatWait:
     @pytest.mark.parametrize("what", ["submits", "puts", "calls", "gets"])
     def test_while_the_program_is_busy_with_hpcray(self, saver, what):
@@ -112,6 +129,15 @@ class TestHandlersThatWait:
             assert ray.get([same.remote(i) for i in range(20)], timeout=30) == list(range(20))
         finally:
             signal.signal(signal.SIGALRM, before)
+
+    @hpcray_only
+    @pytest.mark.parametrize("then", ["default", "handler", "ignored"])
+    def test_a_handler_that_waits_may_be_replaced(self, tmp_path, then):
+        """Its signal was raised again for ever, and ended a program that had gone back to the default."""
+        script = tmp_path / "replaced.py"
+        script.write_text(REPLACED)
+        ended = run_script(script, then)
+        assert (ended.returncode, ended.stdout) == (0, "[] [1]\n" if then == "handler" else "[] []\n"), ended.stderr
 
     def test_getsignal_and_signal_return_the_program_s_own_handler(self):
         def handler(*args):

@@ -11,7 +11,7 @@ for anything. So they come a moment later, when the lock is free:
   for as soon as the lock is free.
 
 Nothing of this is on the way of a call. What is freed while the lock is held, without the garbage collector, has its
-destructor called at once; where that waits, it gets an error (`handler_waits.REENTRANT_WAIT`).
+destructor called at once; where that waits, it gets an error (`io_engine.REENTRANT_WAIT`).
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 class SignalHandler:
     """A handler of a signal that is called when it may use hpcray, and may raise an exception."""
 
-    __slots__ = ("_since", "_waits", "handler")
+    __slots__ = ("_raising", "_since", "_waits", "handler")
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
         self.handler = handler
         self._since = 0.0
         self._waits = False
+        self._raising = _thread.allocate_lock()
 
     def __call__(self, number: int, frame: FrameType | None) -> Any:
         context = _context
@@ -88,9 +89,7 @@ class SignalHandler:
             pause = _FIRST_PAUSE
             while self._waits:
                 with engine.lock:
-                    try:
-                        signal.pthread_kill(main, number)
-                    except OSError:  # the main thread has ended
+                    if not self._raise(main, number):
                         return
                 sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -101,6 +100,23 @@ class SignalHandler:
         except RuntimeError:
             return False
         return True
+
+    def _raise(self, main: int, number: int) -> bool:
+        """Raise the signal in the main thread, if it still waits."""
+        with self._raising:
+            if self._waits:
+                try:
+                    signal.pthread_kill(main, number)
+                except OSError:  # the main thread has ended
+                    return False
+            return self._waits
+
+    def withdraw(self) -> bool:
+        """This is no handler any more: raise its signal no longer, which may end the process now. Returns whether a
+        signal has come for which it was not called."""
+        with self._raising:
+            waits, self._waits = self._waits, False
+        return waits
 
 
 class _SignalModule:
@@ -114,7 +130,12 @@ class _SignalModule:
         return getattr(self._module, name)
 
     def signal(self, number: int, handler: Any) -> Any:
-        return _own(self._module.signal(number, _guarded(handler)))
+        before = self._module.getsignal(number) if number in self._module.valid_signals() else None
+        waits = isinstance(before, SignalHandler) and before.withdraw()
+        replaced = self._module.signal(number, _guarded(handler))
+        if waits and callable(handler):
+            self._module.raise_signal(number)
+        return _own(replaced)
 
     def getsignal(self, number: int) -> Any:
         return _own(self._module.getsignal(number))

@@ -190,7 +190,8 @@ class Raylet:
         """Print a line on stderr."""
         with contextlib.suppress(OSError):  # the other end of stderr may be gone, as when the launcher was killed
             where = f"node {self.node} ({self.context.info.host})"
-            print(f"hpcray: {where}: {plain_line(text)}", file=sys.stderr, flush=True)
+            sys.stderr.write(f"hpcray: {where}: {plain_line(text)}\n")  # at once: other nodes write there, too
+            sys.stderr.flush()
         self.events.printed(text)
 
     def _fork_worker(self, effect: fx.ForkWorker) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple
@@ -18,6 +20,7 @@ CBS = ("ray_presubmit", "ray_postsubmit", "ray_pretask", "ray_posttask", "ray_po
 """Names of the callbacks, as `RayDaskCallback` takes them; its methods have an underscore before them."""
 PROGRESS_ACTOR = "_dask_on_ray_pb"
 _POLL_INTERVAL = 0.1
+_LAST_REPORTS = 1.0  # seconds that reports of nodes may come later than the values
 
 
 class RayCallback(NamedTuple):
@@ -243,12 +246,14 @@ def show_progress(refs: list[ObjectRef[Any]]) -> None:
 
     from tqdm import tqdm
 
-    tracker = get_actor(PROGRESS_ACTOR)
+    tracker, deadline = get_actor(PROGRESS_ACTOR), math.inf
     with tqdm(total=get(tracker.result.remote())[0], position=0) as bar:
         while True:
             ready, _ = wait(refs, num_returns=len(refs), timeout=_POLL_INTERVAL, fetch_local=False)
             ended = get(tracker.result.remote())[1]
             bar.update(ended - bar.n)
             if len(ready) == len(refs):
-                break
+                deadline = min(deadline, time.monotonic() + _LAST_REPORTS)
+                if ended >= bar.total or time.monotonic() >= deadline:
+                    break
     pprint(get(tracker.report.remote()))
