@@ -378,7 +378,7 @@ for number in range(1000):
 end = time.monotonic() + 30
 while time.monotonic() < end and not all(one.completed for one in sent):
     engine.progress()
-print("sent", sum(one.completed for one in sent), flush=True)
+print(f"sent {sum(one.completed for one in sent)}", flush=True)
 sys.stdin.read()
 """
 
@@ -412,7 +412,7 @@ def test_ucx_keeps_no_messages_of_strangers(stranger: None, ucx: tuple[Any, Any]
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
         said, deadline = b"", time.monotonic() + 60
-        while b"sent" not in said and time.monotonic() < deadline:
+        while b"sent 6000\n" not in said and time.monotonic() < deadline:
             data.progress()
             engine.heard()
             engine.failed()
