@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpcray.graphs.compiled_dag_node import CompiledDAG
     from hpcray.graphs.compiled_dag_ref import DAGContext
-    from hpcray.graphs.dag_node import DAGNode
+    from hpcray.graphs.dag_node import (
+        BIND_INDEX_KEY,
+        COLLECTIVE_OPERATION_KEY,
+        DAGNODE_TYPE_KEY,
+        IS_CLASS_METHOD_OUTPUT_KEY,
+        PARENT_CLASS_NODE_KEY,
+        PREV_CLASS_METHOD_CALL_KEY,
+        DAGNode,
+        plot,
+    )
     from hpcray.graphs.nodes import (
         ClassMethodNode,
         ClassNode,
@@ -18,15 +27,6 @@ if TYPE_CHECKING:
         InputNode,
         MultiOutputNode,
     )
-    from hpcray.graphs.py_obj_scanner import (
-        BIND_INDEX_KEY,
-        COLLECTIVE_OPERATION_KEY,
-        DAGNODE_TYPE_KEY,
-        IS_CLASS_METHOD_OUTPUT_KEY,
-        PARENT_CLASS_NODE_KEY,
-        PREV_CLASS_METHOD_CALL_KEY,
-    )
-    from hpcray.graphs.vis_utils import plot
 
 __all__ = [
     "BIND_INDEX_KEY",
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 _WHERE = {
-    **{name: "py_obj_scanner" for name in __all__ if name.endswith("_KEY")},
+    **{name: "dag_node" for name in __all__ if name.endswith("_KEY")},
     "ClassMethodNode": "nodes",
     "ClassNode": "nodes",
     "CompiledDAG": "compiled_dag_node",
@@ -60,7 +60,7 @@ _WHERE = {
     "InputAttributeNode": "nodes",
     "InputNode": "nodes",
     "MultiOutputNode": "nodes",
-    "plot": "vis_utils",
+    "plot": "dag_node",
 }
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from hpcray.api.objects import get
 from hpcray.common.exceptions import GetTimeoutError, RayError
-from hpcray.mpi.adoption import PlaceHolder, adopt, leave
-from hpcray.mpi.nested_job import RankShare, own_host
+from hpcray.mpi.nested_job import PlaceHolder, RankShare, adopt, leave, own_host
 
 __all__ = ["MPIConfig"]
 

@@ -17,8 +17,8 @@ from hpcray.protocol.messages import DrainRequest
 from hpcray.runtime.core_worker import drain_client
 from hpcray.runtime.core_worker.actor_submitter import MARK
 from hpcray.runtime.core_worker.core_worker import current
-from hpcray.runtime.node.run_info import checkpoint_directory
-from hpcray.runtime.node.run_info import restart_count as count_restarts
+from hpcray.runtime.node.slurm_job import checkpoint_directory
+from hpcray.runtime.node.slurm_job import restart_count as count_restarts
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

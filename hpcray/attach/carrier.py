@@ -22,8 +22,7 @@ from typing import TypeVar
 
 import msgspec
 
-from hpcray.platform.process_control import die_with_parent
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import die_with_parent, module_line
 
 S = TypeVar("S", bound=msgspec.Struct)
 PROTOCOL = 1

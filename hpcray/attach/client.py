@@ -14,7 +14,7 @@ import msgspec
 from hpcray.attach.carrier import JobPlace
 from hpcray.attach.near_end import Attaching, Ready
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 
 _JOB = re.compile(r"[\w.+-]*")
 _HOST = re.compile(r"(?:[\w.+-]+@)?\[?[\w.:-]+\]?")

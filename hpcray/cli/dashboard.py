@@ -104,8 +104,7 @@ def _listen(stack: contextlib.ExitStack, place: ApiAddress) -> socket.socket:
 
 def _serve_api(stack: contextlib.ExitStack, process: CoreWorker, sock: socket.socket, place: ApiAddress) -> None:
     """Serve Ray's API until the stack ends, and say how its clients find it."""
-    from hpcray.ray_api.gate import api_token
-    from hpcray.ray_api.server import path_beside, serving
+    from hpcray.ray_api.server import api_token, path_beside, serving
 
     try:
         token = api_token(os.environ, path_beside(process.session_dir, sock, "token"))

@@ -14,9 +14,16 @@ import click
 
 from hpcray.common.config import parse_size
 from hpcray.common.terminal_text import plain
-from hpcray.durable.records import FUNCTION, STREAM_END, Description, Meta, decode_description
-from hpcray.durable.result_io import state_directory
-from hpcray.durable.result_store import RecordPlace, ResultStore
+from hpcray.durable.result_store import (
+    FUNCTION,
+    STREAM_END,
+    Description,
+    Meta,
+    RecordPlace,
+    ResultStore,
+    decode_description,
+    state_directory,
+)
 from hpcray.platform.config_files import configured_environment
 from hpcray.state.reports import format_duration, print_table
 

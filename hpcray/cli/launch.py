@@ -14,6 +14,8 @@ import click
 
 from hpcray.cli.job_option import typed, version_option
 from hpcray.launch.launch_line import (
+    AUTO,
+    NAMES,
     LaunchError,
     LaunchOptions,
     compose,
@@ -23,7 +25,6 @@ from hpcray.launch.launch_line import (
     uses_allocation,
     uses_srun,
 )
-from hpcray.launch.launchers import AUTO, NAMES
 from hpcray.launch.runner import run_launcher
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import TERMINAL_SIZE, terminal_size

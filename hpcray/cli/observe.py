@@ -39,10 +39,13 @@ from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.job_view import LiveJob
 from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
-from hpcray.state.memory_use import count_objects, growth, largest_processes
 from hpcray.state.node_metrics import common_labels, export_metrics, own_metrics
 from hpcray.state.overview import JobOverview
 from hpcray.state.reports import (
+    WaitSearch,
+    count_objects,
+    growth,
+    largest_processes,
     list_table,
     node_columns,
     print_stores,
@@ -57,7 +60,6 @@ from hpcray.state.reports import (
     summary_rows,
 )
 from hpcray.state.schemas import Filter, GetLogOptions
-from hpcray.state.why import WaitSearch
 from hpcray.topology.node_order import draw, network
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")

@@ -12,7 +12,7 @@ import click
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 from hpcray.ray_start.flags import START_FLAGS, StartFlag
 from hpcray.ray_start.start import Started, StartRequest, start_and_return, start_and_stay, write_failure
 from hpcray.ray_start.stop import GRACE, SeveralAllocationsError, stop_nodes

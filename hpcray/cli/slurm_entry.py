@@ -21,8 +21,7 @@ from hpcray.common.terminal_text import plain
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.process_control import die_with_parent
-from hpcray.platform.python_lines import code_line, module_line
+from hpcray.platform.process_control import code_line, die_with_parent, module_line
 from hpcray.ray_start.surroundings import addresses_of, parse_cluster_address
 
 ENTERED = "HPCRAY_ENTERED_JOB"

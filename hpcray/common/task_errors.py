@@ -11,8 +11,16 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-from hpcray.common.exception_pickling import Portable, bare_instance, copy_builtin_attributes, remote_traceback
-from hpcray.common.exceptions import PUBLIC_MODULE, RayError, TaskCancelledError, publish
+from hpcray.common.exceptions import (
+    PUBLIC_MODULE,
+    Portable,
+    RayError,
+    TaskCancelledError,
+    bare_instance,
+    copy_builtin_attributes,
+    publish,
+    remote_traceback,
+)
 
 _TRACEBACK_HEAD = "Traceback (most recent call last):"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hpcray.common.ray_version import RAY_VERSION, STANDIN
 from hpcray.compat import distribution, libraries
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 
 _PTH = "hpcray-ray.pth"
 _COMMAND = """\

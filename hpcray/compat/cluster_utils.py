@@ -27,8 +27,8 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.launch.launch_line import find_mpirun
 from hpcray.platform.config_files import node_config
+from hpcray.platform.process_control import module_line
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.platform.python_lines import module_line
 from hpcray.platform.session_directory import SessionInfo, live_sessions, read_session
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.node.join_token import request_join_token, write_join_token

@@ -17,7 +17,7 @@ from pathlib import Path
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.compat.finder import DEFAULT_LIBRARIES, LENT, wheel_version
 from hpcray.platform.allocation import run_command
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 
 _REQUIREMENT = f"ray=={RAY_VERSION}"
 _NOT_LENT = (".so", ".jar", ".pxd", ".dll", ".pyd", ".exe")

@@ -172,22 +172,22 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.tracing.tracing_helper": ("hpcray.util.tracing.tracing_helper",),
     # -------------------------------------------------------------------- graphs
     "ray.dag": ("hpcray.dag",),
-    "ray.dag.base": ("hpcray.graphs.py_obj_scanner:DAGNodeBase",),
+    "ray.dag.base": ("hpcray.graphs.dag_node:DAGNodeBase",),
     "ray.dag.class_node": ("hpcray.graphs.nodes:ClassMethodNode ClassNode _UnboundClassMethodNode",),
     "ray.dag.compiled_dag_node": ("hpcray.graphs.compiled_dag_node",),
     "ray.dag.constants": (
-        "hpcray.graphs.py_obj_scanner:BIND_INDEX_KEY COLLECTIVE_OPERATION_KEY DAGNODE_TYPE_KEY "
+        "hpcray.graphs.dag_node:BIND_INDEX_KEY COLLECTIVE_OPERATION_KEY DAGNODE_TYPE_KEY "
         "IS_CLASS_METHOD_OUTPUT_KEY PARENT_CLASS_NODE_KEY PREV_CLASS_METHOD_CALL_KEY",
     ),
     "ray.dag.context": ("hpcray.graphs.compiled_dag_ref:DAGContext",),
     "ray.dag.dag_node": ("hpcray.graphs.dag_node",),
-    "ray.dag.format_utils": ("hpcray.graphs.py_obj_scanner:get_dag_node_str",),
+    "ray.dag.format_utils": ("hpcray.graphs.dag_node:get_dag_node_str",),
     "ray.dag.function_node": ("hpcray.graphs.nodes:FunctionNode",),
     "ray.dag.input_node": ("hpcray.graphs.nodes:DAGInputData IN_CONTEXT_MANAGER InputAttributeNode InputNode",),
     "ray.dag.output_node": ("hpcray.graphs.nodes:MultiOutputNode",),
-    "ray.dag.py_obj_scanner": ("hpcray.graphs.py_obj_scanner:_PyObjScanner _get_node _instances",),
-    "ray.dag.utils": ("hpcray.graphs.vis_utils:_DAGNodeNameGenerator",),
-    "ray.dag.vis_utils": ("hpcray.graphs.vis_utils",),
+    "ray.dag.py_obj_scanner": ("hpcray.graphs.dag_node:_PyObjScanner _get_node _instances",),
+    "ray.dag.utils": ("hpcray.graphs.dag_node:_DAGNodeNameGenerator",),
+    "ray.dag.vis_utils": ("hpcray.graphs.dag_node:_DAGNodeNameGenerator _dag_to_dot _get_nodes_and_edges plot",),
     "ray.experimental.compiled_dag_ref": ("hpcray.graphs.compiled_dag_ref:CompiledDAGFuture CompiledDAGRef",),
     # -------------------------------------------------------------------- experimental
     "ray.experimental": ("hpcray.experimental",),

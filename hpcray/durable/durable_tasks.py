@@ -37,23 +37,27 @@ from hpcray.durable.kept_values import (
     is_current,
     values_digest,
 )
-from hpcray.durable.records import (
+from hpcray.durable.result_store import (
     ERROR,
     FUNCTION,
     IN_FILE,
+    LARGE,
     REBOUND,
     STREAM_END,
     VALUE,
     Description,
     KeptRecord,
     Meta,
+    RecordPlace,
+    ResultIo,
+    ResultStore,
     encode_description,
     encode_meta,
     make_record,
     split_values,
+    state_directory,
+    value_record,
 )
-from hpcray.durable.result_io import ResultIo, state_directory
-from hpcray.durable.result_store import LARGE, RecordPlace, ResultStore, value_record
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.context import require_context

@@ -18,9 +18,8 @@ from typing import Any
 
 import msgspec
 
-from hpcray.durable.canonical import Canonical, NoCanonicalFormError
-from hpcray.durable.provenance import is_own_module, provenance
-from hpcray.durable.records import Meta
+from hpcray.durable.canonical import Canonical, NoCanonicalFormError, is_own_module, provenance
+from hpcray.durable.result_store import Meta
 from hpcray.protocol.out_of_band import Pickler, end_storages, pickling
 from hpcray.protocol.serialization import (
     PLAIN_END,

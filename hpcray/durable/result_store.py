@@ -10,26 +10,201 @@ import contextlib
 import hashlib
 import mmap
 import os
+import struct
+import threading
 import time
+import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 
-from hpcray.durable.records import (
-    FUNCTION,
-    IN_FILE,
-    KEY_BYTES,
-    KeptRecord,
-    Meta,
-    encode_meta,
-    join_values,
-    make_record,
-    read_record,
-    scan,
-)
 from hpcray.platform.private_files import OTHERS, PrivateDirectory
 from hpcray.protocol.serialization import Serialized
+
+# ------------------------------------------------------------ records
+# Records of kept results: their layout in a pack, and how a torn or foreign one is recognised.
+#
+# A pack is a file to which the processes of one node append records, each with one `write`::
+#
+# magic 8 B | key 32 B | kind u8 | flags u8 | meta size u32 | data size u64 | time f64 | header check 4 B |
+# meta | data | check 16 B
+#
+# The header has a check of its own, so that a look through a pack need not read the data. A process that is killed
+# while it writes leaves a torn record; what others append behind it is found by its magic.
+
+MAGIC = b"\x93hpcdr1\n"
+_HEADER = struct.Struct("<8s32sBBIQd")
+HEADER_BYTES = _HEADER.size + 4
+CHECK_BYTES = 16
+KEY_BYTES = 32
+VALUE, ERROR, STREAM_END, FUNCTION = 1, 2, 3, 4
+"""Kinds: what a task returned, or an item of a stream; what it raised; how many items a stream has; what a part of keys
+was made of."""
+IN_FILE, REBOUND = 1, 2
+"""Flags: the data is the name of a file with the values; the values are a pickle of the room's own, not a blob."""
+
+
+class Meta(msgspec.Struct, array_like=True, frozen=True):
+    """The part of a record that describes it.
+
+    Attributes:
+        name: of the function. function: digest of all but the arguments, under which a FUNCTION record describes it.
+        arguments: the name of each argument, and the beginning of its canonical bytes or their digest.
+        needs: classes and functions of the program that the value names: (module, qualified name, digest).
+        versions: packages that the value names: (module, version).
+        size: bytes of the value. expires: Unix time after which it may be removed; 0 for never.
+        seconds: for which the function ran.
+    """
+
+    name: str = ""
+    function: bytes = b""
+    arguments: Sequence[tuple[str, bytes]] = ()
+    needs: Sequence[tuple[str, str, bytes]] = ()
+    versions: Sequence[tuple[str, str]] = ()
+    size: int = 0
+    expires: float = 0.0
+    seconds: float = 0.0
+
+
+class Description(msgspec.Struct, array_like=True, frozen=True):
+    """The data of a FUNCTION record: what goes into all keys of one function.
+
+    Attributes:
+        parts: label and digest of each function, class, global and package. settings: name and value of the rest.
+    """
+
+    parts: Sequence[tuple[str, bytes]] = ()
+    settings: Sequence[tuple[str, str]] = ()
+
+
+class Header(NamedTuple):
+    """The header of a record."""
+
+    key: bytes
+    kind: int
+    flags: int
+    meta_size: int
+    data_size: int
+    time: float
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole record."""
+        return HEADER_BYTES + self.meta_size + self.data_size + CHECK_BYTES
+
+
+class KeptRecord(NamedTuple):
+    """A record whose check was right."""
+
+    header: Header
+    meta: Meta
+    data: memoryview
+
+
+encode_meta = msgspec.msgpack.Encoder().encode
+_decode_meta = msgspec.msgpack.Decoder(Meta).decode
+encode_description = msgspec.msgpack.Encoder().encode
+decode_description = msgspec.msgpack.Decoder(Description).decode
+
+
+def make_record(key: bytes, kind: int, flags: int, time: float, meta: bytes, data: bytes) -> bytes:
+    """Return a record as it stands in a pack."""
+    header = _HEADER.pack(MAGIC, key, kind, flags, len(meta), len(data), time)
+    content = b"".join((header, zlib.crc32(header).to_bytes(4, "little"), meta, data))
+    return content + hashlib.blake2b(content, digest_size=CHECK_BYTES).digest()
+
+
+def read_header(content: Any, at: int) -> Header | None:
+    """Return the header that begins at an offset; None if there is none, or not all of it."""
+    if len(content) < at + HEADER_BYTES or content[at : at + 8] != MAGIC:
+        return None
+    end = at + _HEADER.size
+    if zlib.crc32(content[at:end]) != int.from_bytes(content[end : end + 4], "little"):
+        return None
+    return Header(*_HEADER.unpack_from(content, at)[1:])
+
+
+def read_record(content: bytes | memoryview, key: bytes) -> KeptRecord | None:
+    """Return a record, judged by its check; None if it is not whole, or is that of another key."""
+    view = memoryview(content)
+    header = read_header(view, 0)
+    if header is None or header.key != key or header.size != len(view):
+        return None
+    body = len(view) - CHECK_BYTES
+    if hashlib.blake2b(view[:body], digest_size=CHECK_BYTES).digest() != view[body:]:
+        return None
+    try:
+        meta = _decode_meta(view[HEADER_BYTES : HEADER_BYTES + header.meta_size])
+    except msgspec.MsgspecError:
+        return None
+    return KeptRecord(header, meta, view[HEADER_BYTES + header.meta_size : body])
+
+
+def scan(content: Any, start: int, size: int, find: Any) -> Iterator[tuple[int, Header | None]]:
+    """Go through the records of a pack.
+
+    Args:
+        content: the pack, as a map or bytes. start: where to begin. size: bytes of it that count.
+        find: `content.find`.
+
+    Yields:
+        Offset and header of each record that may be whole; last the offset from which to look again, with None.
+    """
+    at = start
+    while at + HEADER_BYTES <= size:
+        header = read_header(content, at)
+        if header is not None:
+            end = at + header.size
+            if end <= size and (end + 8 > size or content[end : end + 8] == MAGIC):
+                yield at, header
+                at = end
+                continue
+        following = find(MAGIC, at + 1, size)
+        while following >= 0 and following + HEADER_BYTES <= size and read_header(content, following) is None:
+            following = find(MAGIC, following + 1, size)
+        if following < 0 or following + HEADER_BYTES > size:
+            if header is not None and at + header.size <= size:  # garbage behind it, which may be the start of the next
+                yield at, header
+                at += header.size
+            break
+        at = following
+    yield at, None
+
+
+_COUNT = struct.Struct("<I")
+_LENGTH = struct.Struct("<Q")
+
+
+def join_values(blobs: Sequence[bytes]) -> bytes:
+    """Several blobs as one."""
+    return b"".join((_COUNT.pack(len(blobs)), *(_LENGTH.pack(len(blob)) for blob in blobs), *blobs))
+
+
+def split_values(data: memoryview) -> list[memoryview]:
+    """The blobs that `join_values` joined.
+
+    Raises:
+        ValueError: it is not of this form.
+    """
+    try:
+        (count,) = _COUNT.unpack_from(data)
+        at = _COUNT.size + count * _LENGTH.size
+        blobs = []
+        for index in range(count):
+            (length,) = _LENGTH.unpack_from(data, _COUNT.size + index * _LENGTH.size)
+            blobs.append(data[at : at + length])
+            at += length
+    except struct.error as error:
+        raise ValueError(f"no list of values: {error}") from None
+    if at != len(data):
+        raise ValueError(f"a list of values of {len(data)} bytes, not {at}")
+    return blobs
+
+
+# ------------------------------------------------------------ result store
 
 LARGE = 1 << 17
 """Bytes of values above which they get a file of their own."""
@@ -517,3 +692,194 @@ def _write_values(fd: int, blobs: Sequence[bytes | Serialized]) -> bytes:
             at = offset + memoryview(piece).nbytes
         assert at == blob.size
     return made.digest()
+
+
+# ------------------------------------------------------------ result io
+# The thread through which a process reads and writes its directory of kept results, so that no file system, however
+# slow or full, can hold up a job: what takes too long, or fails, turns durability off, and is reported once.
+
+T = TypeVar("T")
+_SYNC_PERIOD = 1.0
+"""Seconds after which what was written is on the disk, at the latest."""
+_GROUP = 0.02
+"""Seconds between two writes; what comes in between is written together."""
+_MOST_WAITING = 64 << 20
+"""Bytes of records that may wait to be written."""
+
+
+def state_directory(configured: str) -> str:
+    """The directory of kept results: that of the setting, or one in the user's home."""
+    if configured:
+        return os.path.abspath(os.path.expanduser(configured))
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(home, "hpcray", "durable")
+
+
+class ResultIo:
+    """Reads and writes kept results for one process.
+
+    Args:
+        path: of the directory. node: names the packs of this node.
+        timeout: seconds that a call may take. complain: called, once, with why durability is off.
+
+    Attributes:
+        off: why nothing is read or written any more; "" while all is well.
+    """
+
+    def __init__(self, path: str, node: str, timeout: float, complain: Callable[[str], object]) -> None:
+        self.path = path
+        self.off = ""
+        self._node, self._timeout, self._complain = node, timeout, complain
+        self._store: ResultStore | None = None
+        self._work: deque[tuple[Callable[[ResultStore], Any], _Answer | None]] = deque()
+        self._records: deque[bytes] = deque()
+        self._bytes = 0
+        self._wake = threading.Event()
+        self._hurry = threading.Event()
+        self._progress = threading.Condition()
+        self._given = self._done = 0
+        self._start = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._closing = False
+
+    @property
+    def store(self) -> ResultStore | None:
+        """The directory, for lookups in memory; None before it was opened, and where it cannot be."""
+        return self._store
+
+    def call(self, what: Callable[[ResultStore], T], extra: float = 0.0) -> T | None:
+        """Call a function with the directory in the thread, and return its result; None where durability is off.
+
+        Args:
+            extra: seconds that it may take beyond the timeout.
+        """
+        if self.off or os.getpid() != self._pid:
+            return None
+        answer = _Answer()
+        self._work.append((what, answer))
+        self._hurry.set()
+        self._notify()
+        if not answer.done.wait(self._timeout + extra):
+            answer.abandoned = True
+            self.turn_off(f"{self.path} has not answered for {self._timeout + extra:g} s")
+            return None
+        value: T = answer.value
+        return value
+
+    def post(self, what: Callable[[ResultStore], Any]) -> None:
+        """Call a function with the directory soon."""
+        if not self.off and os.getpid() == self._pid:
+            self._work.append((what, None))
+            self._notify()
+
+    def write(self, record: bytes) -> None:
+        """Write a record soon, together with others."""
+        if self.off or os.getpid() != self._pid:
+            return
+        self._records.append(record)
+        self._given += 1
+        self._bytes += len(record)
+        if self._bytes > _MOST_WAITING:
+            self.turn_off(f"{self.path} is too slow: {self._bytes >> 20} MiB wait to be written")
+            return
+        self._notify()
+
+    def written(self, timeout: float) -> bool:
+        """Wait until all records are with the file system; False if it takes longer."""
+        if self.off or os.getpid() != self._pid:
+            return True
+        wanted = self._given
+        self._hurry.set()
+        with self._progress:
+            return self._progress.wait_for(lambda: self._done >= wanted or bool(self.off), timeout)
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Write what waits, and end the thread."""
+        self._closing = True
+        if self._thread is not None and os.getpid() == self._pid:
+            self._hurry.set()
+            self._wake.set()
+            self._thread.join(timeout)
+
+    def turn_off(self, why: str) -> None:
+        """Go on as if nothing were durable."""
+        if not self.off:
+            self.off = why
+            self._records.clear()
+            self._bytes = 0
+            with self._progress:
+                self._progress.notify_all()
+            self._complain(why)
+
+    def _notify(self) -> None:
+        if self._thread is None:
+            with self._start:
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._run, name="hpcray-durable", daemon=True)
+                    self._thread.start()
+        self._wake.set()
+
+    def _run(self) -> None:
+        synced = time.monotonic()
+        dirty = False
+        while True:
+            limit = 1.0 if self._closing else None
+            self._wake.wait(max(0.0, synced + _SYNC_PERIOD - time.monotonic()) if dirty else limit)
+            self._wake.clear()
+            try:
+                store = self._opened()
+                while self._work:
+                    what, answer = self._work.popleft()
+                    try:
+                        value = what(store)
+                        if answer is not None:
+                            answer.value = value
+                    finally:
+                        if answer is not None:
+                            answer.done.set()
+                    if answer is not None and answer.abandoned:
+                        return
+                records = []
+                while self._records:
+                    records.append(self._records.popleft())
+                if records:
+                    store.append(records)
+                    self._bytes -= sum(map(len, records))
+                    dirty = True
+                    with self._progress:
+                        self._done += len(records)
+                        self._progress.notify_all()
+                if dirty and (self._closing or time.monotonic() - synced >= _SYNC_PERIOD):
+                    store.sync()
+                    synced, dirty = time.monotonic(), False
+            except OSError as error:
+                self.turn_off(str(error) if error.filename else f"{self.path}: {error.strerror or error}")
+            except Exception as error:  # what is broken there must not end the job
+                self.turn_off(f"{self.path}: {type(error).__name__}: {error}")
+            if self.off:
+                while self._work:
+                    _, answer = self._work.popleft()
+                    if answer is not None:
+                        answer.done.set()
+                return
+            if not self._work and not self._records:
+                if self._closing:
+                    return
+                if records:
+                    self._hurry.clear()
+                    self._hurry.wait(_GROUP)
+
+    def _opened(self) -> ResultStore:
+        if self._store is None:
+            store = ResultStore(self.path, self._node)
+            store.refresh()
+            self._store = store
+        return self._store
+
+
+class _Answer:
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.done = threading.Event()
+        self.abandoned = False

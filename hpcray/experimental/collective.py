@@ -13,14 +13,14 @@ from typing import Any
 
 from hpcray.api.objects import get
 from hpcray.common.exceptions import ActorDiedError
-from hpcray.graphs.dag_node import DAGNode
-from hpcray.graphs.nodes import REDUCTIONS, ClassMethodNode, CollectiveOperation
-from hpcray.graphs.py_obj_scanner import (
+from hpcray.graphs.dag_node import (
     BIND_INDEX_KEY,
     COLLECTIVE_OPERATION_KEY,
     IS_CLASS_METHOD_OUTPUT_KEY,
     PARENT_CLASS_NODE_KEY,
+    DAGNode,
 )
+from hpcray.graphs.nodes import REDUCTIONS, ClassMethodNode, CollectiveOperation
 from hpcray.util import collective
 from hpcray.util.collective import Backend, ReduceOp
 

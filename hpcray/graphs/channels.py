@@ -8,10 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hpcray.graphs.channel_memory import ChannelClosed, ChannelMemory, RingReader, RingShape, RingWriter
+from hpcray.graphs.channel_memory import (
+    ChannelClosed,
+    ChannelMemory,
+    RingReader,
+    RingShape,
+    RingWriter,
+    ValueMemory,
+    ValueViews,
+)
 from hpcray.graphs.compiled_graphs import ChannelValue, CompiledGraphs, OpenGraph
 from hpcray.graphs.graph_plan import GraphPlan
-from hpcray.graphs.value_memory import ValueMemory, ValueViews
 from hpcray.protocol.messages.objects import ERROR, PLAIN
 from hpcray.protocol.serialization import Serialized, deserialize, serialize, serialize_error
 from hpcray.runtime.core_worker.core_worker import CoreWorker

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from hpcray.common.late_release import LateRelease, collecting, is_referred
 from hpcray.common.task_errors import RayTaskError
 from hpcray.graphs.channels import Failed
 from hpcray.protocol.out_of_band import pickling
+from hpcray.runtime.core_worker.object_refs import LateRelease, collecting, is_referred
 
 
 class _Graph(Protocol):

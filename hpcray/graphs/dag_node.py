@@ -1,4 +1,4 @@
-"""The base of all nodes of graphs: arguments, walks over the graph, execution, compilation."""
+"""The base of all nodes of graphs: arguments, walks over the graph, execution, compilation, text and pictures."""
 
 from __future__ import annotations
 
@@ -12,10 +12,178 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from hpcray.common.exceptions import RayDeprecationWarning
-from hpcray.graphs.py_obj_scanner import DAGNodeBase, nested_nodes, replaced
 
 if TYPE_CHECKING:
     from hpcray.graphs.compiled_dag_node import CompiledDAG
+import io
+import os
+import pickle
+import tempfile
+from abc import ABC
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import cloudpickle
+
+# ------------------------------------------------------------ py obj scanner
+# What nodes of graphs have beside their arguments, nodes that are nested in arguments, and nodes as text.
+
+# ------------------------------------------------------------ base
+# The mark of nodes of graphs, for modules that nodes are made of.
+
+
+class DAGNodeBase(ABC):  # a mark: the methods are in `DAGNode`
+    """Any node of a graph: what `_PyObjScanner` finds in arguments."""
+
+    _stable_uuid: str
+    _bound_args: Any
+    _bound_kwargs: Any
+    _bound_options: Any
+    _bound_other_args_to_resolve: Any
+
+
+# ------------------------------------------------------------ py obj scanner
+
+
+Source = TypeVar("Source")
+Target = TypeVar("Target")
+
+_instances: dict[int, _PyObjScanner[Any, Any]] = {}
+"""The scanners at work, by id: a pickle can name one by a number only."""
+
+
+def _get_node(instance_id: int, node_index: int) -> Any:
+    return _instances[instance_id]._replace_index(node_index)
+
+
+class _PyObjScanner(cloudpickle.CloudPickler, Generic[Source, Target]):  # type: ignore[misc]
+    """Finds the objects of some classes in a value, and makes copies of the value with others in their places.
+
+    Args:
+        source_type: the class or classes to look for.
+    """
+
+    def __init__(self, source_type: Any = DAGNodeBase) -> None:
+        self.source_type = source_type
+        self._buf = io.BytesIO()
+        self._found: list[Any] | None = None
+        self._replace_table: Mapping[Any, Any] = {}
+        _instances[id(self)] = self
+        super().__init__(self._buf)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Leave the objects that are looked for out of the pickle."""
+        if isinstance(obj, self.source_type):
+            assert self._found is not None
+            self._found.append(obj)
+            return _get_node, (id(self), len(self._found) - 1)
+        return super().reducer_override(obj)
+
+    def find_nodes(self, obj: Any) -> list[Any]:
+        """Return what was looked for and is in `obj`, in the order of appearance. A scanner scans once."""
+        assert self._found is None, "find_nodes cannot be called twice on the same PyObjScanner instance."
+        self._found = []
+        self.dump(obj)
+        return self._found
+
+    def replace_nodes(self, table: Mapping[Any, Any]) -> Any:
+        """Return a copy of the value that was scanned, with `table[found]` in the place of each `found`."""
+        assert self._found is not None, "find_nodes must be called first"
+        self._replace_table = table
+        self._buf.seek(0)
+        return pickle.load(self._buf)
+
+    def _replace_index(self, i: int) -> Any:
+        assert self._found is not None
+        return self._replace_table[self._found[i]]
+
+    def clear(self) -> None:
+        """Forget the scanner."""
+        _instances.pop(id(self), None)
+
+    def __del__(self) -> None:
+        self.clear()
+
+
+def nested_nodes(obj: Any) -> list[Any]:
+    """Return the nodes in a value, in the order of appearance, with repetition."""
+    scanner: _PyObjScanner[Any, Any] = _PyObjScanner()
+    try:
+        return scanner.find_nodes(obj)
+    finally:
+        scanner.clear()
+
+
+def replaced(obj: Any, replacement: Any) -> Any:
+    """Return a copy of a value with `replacement(node)` in the place of each node; called once for each."""
+    scanner: _PyObjScanner[Any, Any] = _PyObjScanner()
+    try:
+        table: dict[Any, Any] = {}
+        for node in scanner.find_nodes(obj):
+            if node not in table:
+                table[node] = replacement(node)
+        return scanner.replace_nodes(table)
+    finally:
+        scanner.clear()
+
+
+# ------------------------------------------------------------ constants
+# Ray's names of what a node of a graph has beside its arguments.
+
+
+PARENT_CLASS_NODE_KEY = "parent_class_node"
+PREV_CLASS_METHOD_CALL_KEY = "prev_class_method_call"
+BIND_INDEX_KEY = "bind_index"
+IS_CLASS_METHOD_OUTPUT_KEY = "is_class_method_output"
+COLLECTIVE_OPERATION_KEY = "collective_operation"
+DAGNODE_TYPE_KEY = "__dag_node_type__"
+
+
+# ------------------------------------------------------------ format utils
+# Nodes of graphs as text.
+
+
+_INDENT = " " * 4
+
+
+def get_dag_node_str(dag_node: DAGNodeBase, body_line: Any) -> str:
+    """Return the text of a node, with those of the nodes among its arguments below it."""
+    options = [f"{key}: {value}" for key, value in dag_node._bound_options.items() if value]
+    args = [line for arg in dag_node._bound_args for line in _lines_of(arg)]
+    parts = {
+        "body": str(body_line),
+        "args": _block("[", args, "]"),
+        "kwargs": _block("{", _named(dag_node._bound_kwargs), "}"),
+        "options": _block("{", options, "}") if dag_node._bound_options else "{}",
+        "other_args_to_resolve": _block("{", _named(dag_node._bound_other_args_to_resolve), "}"),
+    }
+    lines = "".join(f"{_INDENT}{name}={text}\n" for name, text in parts.items())
+    return f"({type(dag_node).__name__}, {dag_node._stable_uuid})(\n{lines})"
+
+
+def _lines_of(value: Any) -> list[str]:
+    members: Iterable[Any] = (
+        value if isinstance(value, list) else value.values() if isinstance(value, dict) else (value,)
+    )
+    whole = not isinstance(value, (list, dict, DAGNodeBase))
+    return [line + ", " * whole for member in members for line in str(member).split("\n")]
+
+
+def _named(values: Mapping[str, Any]) -> list[str]:
+    found = []
+    for key, value in values.items():
+        first, *rest = _lines_of(value) or [""]
+        found += [f"{key}:{_INDENT}{first}", *(f"{_INDENT}{line}" for line in rest)]
+    return found
+
+
+def _block(opening: str, lines: list[str], closing: str) -> str:
+    if not lines:
+        return opening + closing
+    return "\n".join([opening, *(f"{_INDENT * 2}{line}" for line in lines), f"{_INDENT}{closing}"])
+
+
+# ------------------------------------------------------------ dag node
 
 T = TypeVar("T")
 _serials = itertools.count()
@@ -331,3 +499,112 @@ def _nodes_in(value: Any) -> list[DAGNode]:
         return []
     found: list[DAGNode] = nested_nodes(value)
     return found
+
+
+# ------------------------------------------------------------ vis utils
+# Graphs as pictures.
+
+# ------------------------------------------------------------ utils
+# Names of nodes for people.
+
+
+class _DAGNodeNameGenerator:
+    """Gives each node of a graph a name of its own: what is asked for again gets a number."""
+
+    def __init__(self) -> None:
+        self._given: Counter[str] = Counter()
+
+    def get_node_name(self, node: Any) -> str:
+        """Return a name for a node.
+
+        Raises:
+            ValueError: it is no node of a graph.
+        """
+        kind = getattr(node, "KIND", None)
+        if kind == "input":
+            return "INPUT_NODE"
+        if kind == "output":
+            return "MultiOutputNode"
+        if kind == "attribute":
+            return f"INPUT_ATTRIBUTE_NODE_{node._key}"
+        if kind == "method":
+            name = node.get_options().get("name") or node.get_method_name()
+        elif kind in ("class", "function"):
+            name = node.get_options().get("name") or node._body.__name__
+        elif hasattr(node, "get_deployment_name"):
+            name = node.get_deployment_name()
+        else:
+            raise ValueError("get_node_name() should only be called on DAGNode instances.")
+        before = self._given[name]
+        self._given[name] += 1
+        return f"{name}_{before}" if before else str(name)
+
+    def reset(self) -> None:
+        """Forget all names that were given."""
+        self._given.clear()
+
+    def __enter__(self) -> _DAGNodeNameGenerator:
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self.reset()
+
+
+# ------------------------------------------------------------ vis utils
+
+
+def plot(dag: DAGNode, to_file: str | None = None) -> Any:
+    """Write a picture of a graph.
+
+    Args:
+        to_file: where; the extension says in which format. Without it the picture is only shown, in a notebook.
+
+    Raises:
+        ImportError: the package `pydot` or the program Graphviz is not there.
+    """
+    graph = _dag_to_dot(dag)
+    with tempfile.TemporaryDirectory() as directory:
+        path = to_file or os.path.join(directory, "graph.png")
+        graph.write(path, format=os.path.splitext(path)[1][1:] or "png")
+        try:
+            from IPython import display
+        except ImportError:
+            return None
+        return display.Image(filename=path)
+
+
+def _dag_to_dot(dag: DAGNode) -> Any:
+    try:
+        import pydot
+    except ImportError:
+        raise ImportError("pydot is required to plot DAG, install it with `pip install pydot`.") from None
+    try:
+        pydot.Dot.create(pydot.Dot())
+    except (OSError, pydot.InvocationException):
+        raise ImportError(
+            "graphviz is required to plot DAG, download it from https://graphviz.gitlab.io/download/"
+        ) from None
+    nodes, edges = _get_nodes_and_edges(dag)
+    names: dict[Any, str] = {}
+    with _DAGNodeNameGenerator() as generator:
+        for node in nodes:
+            names[node] = generator.get_node_name(node)
+    graph = pydot.Dot(rankdir="LR")
+    for start, end in edges:
+        graph.add_edge(pydot.Edge(names[start], names[end]))
+    if not edges:
+        graph.add_node(pydot.Node(names[nodes[0]]))
+    return graph
+
+
+def _get_nodes_and_edges(dag: DAGNode) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    nodes: list[Any] = []
+    edges: list[tuple[Any, Any]] = []
+
+    def visit(node: Any) -> Any:
+        nodes.append(node)
+        edges.extend((child, node) for child in node._get_all_child_nodes())
+        return node
+
+    dag.apply_recursive(visit)
+    return nodes, edges

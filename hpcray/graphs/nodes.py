@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from hpcray.graphs.dag_node import DAGNode
-from hpcray.graphs.py_obj_scanner import (
+from hpcray.graphs.dag_node import (
     BIND_INDEX_KEY,
     COLLECTIVE_OPERATION_KEY,
     IS_CLASS_METHOD_OUTPUT_KEY,
     PARENT_CLASS_NODE_KEY,
     PREV_CLASS_METHOD_CALL_KEY,
+    DAGNode,
     get_dag_node_str,
 )
 

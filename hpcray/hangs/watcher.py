@@ -22,13 +22,14 @@ from hpcray.common.job_names import logs_directory
 from hpcray.diagnostics.cluster_query import ATTACHED, ClusterQuery, stacks
 from hpcray.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.diagnostics.wait_kinds import Activity, ProcessWait
-from hpcray.hangs.hang_detector import CircleDetector, CircleLook
 from hpcray.hangs.hang_watch import HangWatch
 from hpcray.hangs.messages import EndWait, ProcessLook
 from hpcray.hangs.stillness import (
     LEAST_BURST,
     LEAST_CPU,
     LOOKS_APART,
+    CircleDetector,
+    CircleLook,
     JobLook,
     StillnessClock,
     progress_between,

@@ -157,7 +157,7 @@ class Alive(Struct, array_like=True, tag=12):
 
 
 class CoreTime(Struct, array_like=True, tag=13):
-    """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.core_time`)."""
+    """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.node_history`)."""
 
     at: float
     rows: dict[str, float]

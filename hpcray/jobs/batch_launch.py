@@ -44,9 +44,8 @@ from hpcray.jobs import (
     write_pickle,
 )
 from hpcray.platform.private_files import read_private_file, write_private_file
-from hpcray.platform.process_control import die_with_parent
+from hpcray.platform.process_control import die_with_parent, module_line
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.platform.python_lines import module_line
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.node.options import NodeOptions
 

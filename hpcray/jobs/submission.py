@@ -30,8 +30,8 @@ from hpcray.platform.allocation import run_command
 from hpcray.platform.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.process_control import module_line
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.platform.python_lines import module_line
 from hpcray.runtime.node.options import NodeOptions
 
 Time = str | int | float | timedelta

@@ -10,7 +10,7 @@ its directory, first rank and number of ranks), "srun" (whether srun starts the 
 are on one host).
 
 `python -m hpcray.mpi.processes place SPEC` holds the place of a rank for a process that runs already
-(`hpcray.mpi.adoption`).
+(`hpcray.mpi.nested_job`).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, read_session, remove_dead_sessions
 from hpcray.protocol.messages import ATTACHED, DRIVER
 from hpcray.runtime.node.options import NodeOptions
-from hpcray.runtime.node.run_info import RayletReady, drain_signals
+from hpcray.runtime.node.slurm_job import RayletReady, drain_signals
 from hpcray.transport.startup import Launch, read_launch
 
 _LEAVING = 8.0

@@ -1,7 +1,7 @@
 """The fork server of one environment: the interpreter that its workers are forked from.
 
 It starts as a worker of the environment would, and then forks workers instead of being one (see
-`platform.environment_servers`).
+`platform.fork_server`).
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import NoReturn
 
 from hpcray.common.resources import ASSIGNED_ACCELERATORS, ASSIGNED_GPUS
 from hpcray.platform.accelerators import restore_device_visibility
-from hpcray.platform.environment_servers import Environment
-from hpcray.platform.fork_server import run_environment_server
+from hpcray.platform.fork_server import Environment, run_environment_server
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.processes.worker_main import worker_main
 from hpcray.runtime_env.runtime_env import PYTHON_FIELDS, RUNTIME_ENV_VARIABLE, STARTED_WITH

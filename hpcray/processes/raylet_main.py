@@ -20,8 +20,7 @@ from hpcray.platform.sockets import close_listeners
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
 from hpcray.runtime.node.raylet_signals import ended_by_sigterm, leaving_at_sigterm, outlive_user_signals
-from hpcray.runtime.node.run_info import RayletReady
-from hpcray.runtime.node.slurm_job import reported_by_launcher
+from hpcray.runtime.node.slurm_job import RayletReady, reported_by_launcher
 from hpcray.transport.startup import Launch, pmi_offered, read_launch
 
 if TYPE_CHECKING:

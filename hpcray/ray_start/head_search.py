@@ -15,7 +15,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.platform.allocation import expand_nodes, run_command
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 from hpcray.ray_start.clusters import (
     Asker,
     ClusterName,

@@ -27,8 +27,8 @@ from hpcray.platform.private_files import (
     read_private_file,
     write_private_file,
 )
+from hpcray.platform.process_control import code_line, module_line
 from hpcray.platform.process_tree import kill_descendants
-from hpcray.platform.python_lines import code_line, module_line
 
 PACKAGE_SIZE_LIMIT = 512 << 20
 DEFAULT_EXCLUDES = (".git", ".venv", "venv", "__pycache__")

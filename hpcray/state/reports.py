@@ -11,6 +11,7 @@ import linecache
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -18,11 +19,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hpcray.common.ids import FIRST_RETURN, OBJECT_BYTES
 from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
-from hpcray.diagnostics.cluster_query import ClusterRoster, show_kernel
+from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, show_kernel
+from hpcray.diagnostics.wait_graph import WaitGraph, WaitReason
 from hpcray.platform.stacks import after_fork, interesting_frames, is_users
+from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.state.aggregator import StateAggregator
 from hpcray.state.schemas import ActorState, JobState, NodeState, StateSchema, TaskState, WorkerState
 
 MOST_GROUPS = 20  # placement groups that `hpcray status` lists one by one
@@ -531,3 +536,208 @@ def _frames(frames: list[list[Any]], everything: bool) -> Iterator[str]:
     for file, line, function in frames if everything else interesting_frames(after_fork(frames)):
         text = linecache.getline(file, line).strip()
         yield f"      {file}:{line} in {function}{': ' + text if text else ''}"
+
+
+# ------------------------------------------------------------ why
+# Why a task does not run, or what became of an actor: found by id, by the beginning of one, or by name.
+
+_SHORTEST_ID = 6
+"""Hex digits from which on a text may be the beginning of an id."""
+_MOST_ACTORS = 5
+_MOST_NAMES = 5
+_CREATION = "ACTOR_CREATION_TASK"
+_OVER = ("FINISHED", "FAILED")
+_NO_WORKER = "PENDING_NODE_ASSIGNMENT"
+
+
+class WaitSearch:
+    """Explains waits on behalf of one process, for one answer.
+
+    Args:
+        process: it sends the questions.
+        timeout: seconds that a process may take.
+    """
+
+    def __init__(self, process: CoreWorker, timeout: float) -> None:
+        self._graph = WaitGraph(process, timeout)
+        self._state = StateAggregator(process, timeout)
+
+    def explain(self, wanted: str) -> list[WaitReason]:
+        """Explain an object, a task or an actor.
+
+        Args:
+            wanted: an id in hex or its beginning, the name of a function or method, or the name or class of an actor.
+
+        Returns:
+            Nothing where there is none such.
+        """
+        if len(wanted) == 2 * OBJECT_BYTES and _is_hex(wanted):
+            return self._graph.explain(bytes.fromhex(wanted))
+        actors = [row for row in self._state.actors() if _is_meant(wanted, row.actor_id, row.name, row.class_name)]
+        found: list[WaitReason] = []
+        for actor in sorted(actors, key=_by_importance)[:_MOST_ACTORS]:
+            found += self._graph.explain_actor(bytes.fromhex(actor.actor_id))
+        if len(actors) > _MOST_ACTORS:
+            found.append(WaitReason(0, f"and {len(actors) - _MOST_ACTORS} more actors; hint: hpcray list actors"))
+        tasks = [row for row in self._state.tasks() if row.type != _CREATION]
+        return found + self._tasks(
+            row for row in tasks if _is_meant(wanted, row.task_id, row.name, row.func_or_class_name)
+        )
+
+    def explain_all(self) -> list[WaitReason]:
+        """Explain what drivers wait for, and the tasks that wait for a worker; where no driver waits, all that do not
+        run."""
+        found = self._graph.explain_all()
+        tasks = [row for row in self._state.tasks() if row.type != _CREATION and row.state not in (*_OVER, "RUNNING")]
+        if self._graph.found_waits:
+            told = {text for one in found for text in one.text.split()}
+            tasks = [row for row in tasks if row.state == _NO_WORKER and row.name not in told]
+        return found + self._tasks(tasks)
+
+    def _tasks(self, rows: Iterable[TaskState]) -> list[WaitReason]:
+        by_name: dict[str, list[TaskState]] = {}
+        for row in rows:
+            by_name.setdefault(row.name, []).append(row)
+        found: list[WaitReason] = []
+        for name, tasks in list(by_name.items())[:_MOST_NAMES]:
+            counts = Counter(row.state for row in tasks)
+            found.append(WaitReason(0, f"{name}: {', '.join(f'{count} {state}' for state, count in counts.items())}"))
+            found += _below(self._one_of_each_state(tasks))
+        if len(by_name) > _MOST_NAMES:
+            found.append(WaitReason(0, f"and {len(by_name) - _MOST_NAMES} more functions; hint: hpcray list tasks"))
+        return found
+
+    def _one_of_each_state(self, tasks: list[TaskState]) -> Iterator[WaitReason]:
+        for state in dict.fromkeys(row.state for row in tasks if row.state not in _OVER):
+            row = next(row for row in tasks if row.state == state)
+            yield WaitReason(0, f"{state}, such as task {row.task_id}:")
+            yield from _below(self._graph.explain(bytes.fromhex(row.task_id) + FIRST_RETURN))
+        failed = [row for row in tasks if row.state == "FAILED"]
+        if failed:
+            last = max(failed, key=lambda row: row.end_time_ms or 0)
+            why = " ".join((last.error_message or "").split()[-40:])
+            yield WaitReason(0, f"FAILED, the last: task {last.task_id}: {last.error_type or ''} {why}".rstrip())
+
+
+def _below(reasons: Iterable[WaitReason]) -> Iterator[WaitReason]:
+    return (WaitReason(one.depth + 1, one.text) for one in reasons)
+
+
+def _by_importance(row: ActorState) -> tuple[bool, int]:
+    """Those that do not live come first, the last dead one before the others."""
+    return row.state == "ALIVE", -int((row.death_cause or {}).get("end_time_ms") or 0)
+
+
+def _is_meant(wanted: str, ident: str, name: str | None, of: str) -> bool:
+    if len(wanted) >= _SHORTEST_ID and _is_hex(wanted) and ident.startswith(wanted.lower()):
+        return True
+    return any(text and (text == wanted or text.rpartition(".")[2] == wanted) for text in (name, of))
+
+
+def _is_hex(text: str) -> bool:
+    return all(digit in "0123456789abcdefABCDEF" for digit in text)
+
+
+# ------------------------------------------------------------ memory use
+# What takes the memory of a job: objects, by where they come from and how they grow, and processes.
+
+_MOST_OBJECTS = 100_000
+"""Objects that one process lists, at most."""
+
+
+@dataclass
+class ObjectCensus:
+    """The objects that the processes of a job own.
+
+    Attributes:
+        origins: of each origin, how many there are and their bytes. An origin is the line that created the refs, where
+            the job records them; else the function that returned the objects, or the process that has put them.
+        partial: processes that own more objects than they have listed. missing: those that did not answer.
+    """
+
+    origins: dict[str, tuple[int, int]]
+    partial: list[str]
+    missing: list[str]
+
+
+@dataclass(frozen=True)
+class ObjectGrowth:
+    """The objects of one origin: how many more there are than before, and how many more bytes; and now."""
+
+    origin: str
+    more: int
+    more_bytes: int
+    count: int
+    size: int
+
+
+def count_objects(process: CoreWorker, patience: float) -> ObjectCensus:
+    """Count the objects of a job by where they come from.
+
+    Args:
+        process: it sends the questions. patience: seconds that a process may take to answer.
+    """
+    query = ClusterQuery(process, patience)
+    people = {one.proc: one for one in query.processes() if one.kind in ("driver", "worker") and one.proc != process.me}
+    answers = query.ask(people, "objects", _MOST_OBJECTS)
+    found = ObjectCensus({}, [], [])
+    for proc, one in people.items():
+        answer = answers.get(proc)
+        if answer is None:
+            if proc not in query.gone:
+                found.missing.append(one.title)
+            continue
+        for row in answer["rows"]:
+            if row["mine"] and row["state"] in ("inline", "stored"):
+                origin = row["site"] or row["task"] or f"put by {one.title}"
+                count, size = found.origins.get(origin, (0, 0))
+                found.origins[origin] = count + 1, size + row["size"]
+        if answer["total"] > len(answer["rows"]):
+            found.partial.append(one.title)
+    return found
+
+
+def growth(before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]) -> list[ObjectGrowth]:
+    """Return what has changed from one count to the next, the largest growth first.
+
+    Args:
+        before, after: `ObjectCensus.origins`.
+    """
+    found = []
+    for origin in {*before, *after}:
+        (old, old_size), (new, new_size) = before.get(origin, (0, 0)), after.get(origin, (0, 0))
+        if (old, old_size) != (new, new_size):
+            found.append(ObjectGrowth(origin, new - old, new_size - old_size, new, new_size))
+    return sorted(found, key=lambda one: (-one.more_bytes, -one.more, one.origin))
+
+
+# ------------------------------------------------------------ process memory
+# The processes of a job that take most memory, beside the object stores.
+
+
+def largest_processes(process: CoreWorker, limit: int, timeout: float) -> list[dict[str, Any]]:
+    """The processes with most resident memory but for the one that asks, the largest first.
+
+    Args:
+        limit: how many. timeout: seconds that a raylet or process may take.
+
+    Returns:
+        Rows "pid", "node", "what", "rss" (bytes) and "runs", the names of the tasks and calls that run there.
+    """
+    query = ClusterQuery(process, timeout)
+    nodes = query.nodes()
+    people = {one.proc: one for node in nodes for one in node.processes if one.proc != process.me}
+    raylets = [one.proc for one in people.values() if one.kind == "raylet"]
+    used = [row for rows in query.ask(raylets, "usage").values() for row in rows if row["proc"] in people]
+    largest = sorted(used, key=lambda row: -int(row["rss"]))[:limit]
+    calls = query.ask([row["proc"] for row in largest], "calls")
+    return [
+        {
+            "pid": row["pid"],
+            "node": people[row["proc"]].node,
+            "what": people[row["proc"]].actor_class or people[row["proc"]].kind,
+            "rss": row["rss"],
+            "runs": [call["name"] for call in calls.get(row["proc"]) or ()],
+        }
+        for row in largest
+    ]

@@ -26,8 +26,7 @@ from hpcray.tensors.device_driver import (
     DeviceMemory,
     running_kernel,
 )
-from hpcray.tensors.device_mappings import DeviceAllocation, DeviceMappings, Place
-from hpcray.tensors.export_pool import ExportPool, PoolBlock, segment_size
+from hpcray.tensors.device_mappings import DeviceAllocation, DeviceMappings, ExportPool, Place, PoolBlock, segment_size
 
 _DRAIN_INTERVAL = 0.01
 """Seconds between two looks whether work with dropped tensors is done."""

@@ -11,19 +11,12 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from hpcray.platform.allocation import run_command
-from hpcray.topology.switches import (
-    Network,
-    NodePlace,
-    label_value,
-    parse_topology,
-    parse_topology_yaml,
-    path_value,
-    read_address,
-)
+from hpcray.platform.allocation import expand_nodes, run_command
 
 SWITCH, SWITCH_PATH, BLOCK = "hpcray.io/switch", "hpcray.io/switch-path", "hpcray.io/block"
 HOST, RACK = "hpcray.io/host", "hpcray.io/rack"
@@ -176,3 +169,177 @@ def _domain_of(nvml: ctypes.CDLL, gpu: str) -> str:
         return ""
     uuid = bytes(info.clusterUuid)
     return f"{uuid.hex()}.{info.cliqueId}" if info.state == _FABRIC_COMPLETED and any(uuid) else ""
+
+
+# ------------------------------------------------------------ switches
+# The switches and blocks of a network as Slurm describes them: `topology.conf`, `topology.yaml`, the output of
+# `scontrol show topology`, and the address of one node in `SLURM_TOPOLOGY_ADDR`.
+#
+# The forms are documented in topology.conf(5), topology.yaml(5), scontrol(1) and, for the address, srun(1).
+
+_FIELD = re.compile(r"(\w+)\s*=\s*(\S+)")
+_NO_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
+_LABEL_LENGTH = 63
+_OTHER_LINES = {"aggregatedblock", "blocksizes"}
+
+
+@dataclass
+class Network:
+    """The switches and blocks of a site.
+
+    Attributes:
+        parents: for each switch, the switch above it, where there is one.
+        switch_of: for each node, the leaf switch that it is connected to.
+        block_of: for each node, its block.
+    """
+
+    parents: dict[str, str] = field(default_factory=dict)
+    switch_of: dict[str, str] = field(default_factory=dict)
+    block_of: dict[str, str] = field(default_factory=dict)
+
+    def path_of(self, node: str) -> tuple[str, ...]:
+        """The switches from the top of the network down to the leaf of a node; () for an unknown one."""
+        path: list[str] = []
+        switch = self.switch_of.get(node, "")
+        while switch and switch not in path:  # a circle would be a mistake in the file
+            path.append(switch)
+            switch = self.parents.get(switch, "")
+        return tuple(reversed(path))
+
+
+@dataclass(frozen=True)
+class NodePlace:
+    """The place of one node.
+
+    Attributes:
+        path: the switches from the top of the network down to the leaf; () where there is none.
+        block: its block; "" where there is none.
+    """
+
+    path: tuple[str, ...] = ()
+    block: str = ""
+
+
+def read_address(address: str, pattern: str, node: str = "") -> NodePlace:
+    """Read the address that Slurm gives to a task's node: `s0.s1.n1` by the pattern `switch.switch.node`.
+
+    A node behind several leaf switches has them in brackets (`s0.s[1-2].n1`): the first one counts.
+
+    Args:
+        address, pattern: `SLURM_TOPOLOGY_ADDR` and `SLURM_TOPOLOGY_ADDR_PATTERN`.
+        node: name of the node, if it is known: an address of another node, which was inherited, says nothing.
+    """
+    names, kinds = _split(address), _split(pattern)
+    if len(names) != len(kinds) or not names or kinds[-1] != "node" or (node and names[-1] != node):
+        return NodePlace()
+    path = tuple(_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "switch")
+    blocks = [_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "block"]
+    return NodePlace(path, blocks[-1] if blocks else "")
+
+
+def parse_topology(text: str) -> Network:
+    """Read `topology.conf`, or the output of `scontrol show topology`, which has the same fields.
+
+    Raises:
+        ValueError: a line has another form; the message has its number.
+    """
+    network = Network()
+    for number, line in enumerate(_joined(text), 1):
+        found = {key.lower(): value for key, value in _FIELD.findall(line)}
+        name = found.get("switchname") or found.get("blockname") or ""
+        try:
+            if not found or _OTHER_LINES & found.keys():
+                continue
+            if not name:
+                raise ValueError("it names neither a switch nor a block")
+            nodes = expand_nodes(found.get("nodes", ""))
+            if "blockname" in found:
+                network.block_of.update(dict.fromkeys(nodes, name))
+                continue
+            below = expand_nodes(found.get("switches", ""))
+        except ValueError as error:
+            raise ValueError(
+                f"line {number} of the topology, {line[:200]!r}: {error}; "
+                "hint: lines as in Slurm's topology.conf: SwitchName=s1 Nodes=n[1-4], or SwitchName=s0 Switches=s[1-2]"
+            ) from None
+        network.parents.update(dict.fromkeys(below, name))
+        if not below:  # the output of scontrol lists a higher switch's nodes, too
+            for node in nodes:
+                network.switch_of.setdefault(node, name)
+    return network
+
+
+def parse_topology_yaml(text: str) -> Network:
+    """Read `topology.yaml`: the first tree and the first blocks in it.
+
+    Raises:
+        ValueError: it has another form.
+        ImportError: PyYAML is not installed.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the topology is no YAML: {error}") from None
+    network = Network()
+    try:
+        for one in found or []:
+            tree, block = one.get("tree") or {}, one.get("block") or {}
+            if tree and not network.switch_of:
+                _add_tree(network, tree["switches"])
+            if block and not network.block_of:
+                for entry in block["blocks"]:
+                    network.block_of.update(dict.fromkeys(expand_nodes(entry.get("nodes", "")), str(entry["block"])))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"the topology has another form than Slurm's topology.yaml: {type(error).__name__}: {error}"
+        ) from None
+    return network
+
+
+def _add_tree(network: Network, switches: Iterable[Mapping[str, Any]]) -> None:
+    for entry in switches:
+        name = str(entry["switch"])
+        network.parents.update(dict.fromkeys(expand_nodes(entry.get("children") or ""), name))
+        for node in expand_nodes(entry.get("nodes") or ""):
+            network.switch_of.setdefault(node, name)
+
+
+def label_value(name: str) -> str:
+    """Return a name as the value of a label: letters, digits, dashes, underscores and dots, at most 63 of them."""
+    return _NO_CHARACTERS.sub("-", name).strip("-_.")[:_LABEL_LENGTH].strip("-_.")
+
+
+def path_value(path: Iterable[str]) -> str:
+    """Return the value of `hpcray.io/switch-path`. Where it would be too long, the top of the network is left out."""
+    names = [label_value(name).replace(".", "-") for name in path]
+    while len(".".join(names)) > _LABEL_LENGTH and len(names) > 1:
+        del names[0]
+    return label_value(".".join(names))
+
+
+def _joined(text: str) -> list[str]:
+    """The lines without comments; those that end in a backslash go on in the next one."""
+    lines: list[str] = []
+    open_line = ""
+    for line in text.splitlines():
+        line = open_line + line.partition("#")[0].strip()
+        open_line = line[:-1] + " " if line.endswith("\\") else ""
+        if not open_line:
+            lines.append(line)
+    return [*lines, open_line] if open_line else lines
+
+
+def _split(text: str) -> list[str]:
+    """Split at dots, but not at those in brackets."""
+    return re.split(r"\.(?![^\[]*\])", text) if text else []
+
+
+def _first(name: str) -> str:
+    if "[" not in name:
+        return name.partition(",")[0]
+    try:
+        return expand_nodes(name)[0]
+    except ValueError:
+        return name

@@ -12,9 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.durable.records import FUNCTION, VALUE, Meta, encode_meta, make_record, split_values
-from hpcray.durable.result_io import ResultIo
-from hpcray.durable.result_store import LARGE, ResultStore, value_record
+from hpcray.durable.result_store import (
+    FUNCTION,
+    LARGE,
+    VALUE,
+    Meta,
+    ResultIo,
+    ResultStore,
+    encode_meta,
+    make_record,
+    split_values,
+    value_record,
+)
 from hpcray.platform.private_files import UntrustedPathError
 
 

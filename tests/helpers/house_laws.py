@@ -138,7 +138,7 @@ def string_arrows(sources: Iterable[Source]) -> set[Arrow]:
             called = last_name(node.func)
             if called == "getLogger":
                 skipped.update(map(id, node.args))
-            elif called == "module_line":  # of platform/python_lines.py: `python -m PROGRAM`
+            elif called == "module_line":  # of platform/process_control.py: `python -m PROGRAM`
                 skipped.update(map(id, node.args[:1]))
             elif called in _IMPORTERS and node.args:
                 text, whole = folder.text(node.args[0])

@@ -9,8 +9,18 @@ from helpers.jobs import Job, embedded
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hpcray.history.core_time import ACTORS, BETWEEN, BLOCKED, FREE, OFF_CPU, ON_CPU, QUEUED, UNKNOWN, CoreTimeAccount
 from hpcray.history.job_history import JobHistory
+from hpcray.history.node_history import (
+    ACTORS,
+    BETWEEN,
+    BLOCKED,
+    FREE,
+    OFF_CPU,
+    ON_CPU,
+    QUEUED,
+    UNKNOWN,
+    CoreTimeAccount,
+)
 from hpcray.history.runs import runs
 
 STEPS = st.lists(

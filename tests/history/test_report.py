@@ -13,8 +13,8 @@ from helpers.browser import chromium, picture
 
 from hpcray.dashboard.report import report_page
 from hpcray.history.block_file import FIRST_LINE, pack
-from hpcray.history.core_time import FREE, OFF_CPU, ON_CPU
 from hpcray.history.job_history import JobHistory
+from hpcray.history.node_history import FREE, OFF_CPU, ON_CPU
 from hpcray.history.outcome import outcome
 from hpcray.history.records import (
     Began,

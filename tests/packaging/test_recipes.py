@@ -224,7 +224,7 @@ def test_lmod_loads_the_module(tmp_path: Path) -> None:
     packages = root / __version__ / "lib" / "python3.11" / "site-packages"
     assert next(line for line in found if line.startswith("PYTHONPATH=")).startswith(f"PYTHONPATH={packages}")
     (packages / "hpcray").symlink_to(ROOT / "hpcray")
-    code = "import os; from hpcray.state.installation import installation; print(installation(os.environ).way)"
+    code = "import os; from hpcray.state.doctor import installation; print(installation(os.environ).way)"
     shell = f"eval \"$({LMOD} bash load hpcray)\"; cd /; '{sys.executable}' -c '{code}'"
     way = check("bash", "-c", shell, MODULEPATH=str(modules), **clean).strip()
     assert way.startswith(f"environment module hpcray/{__version__} at {root / __version__}"), way

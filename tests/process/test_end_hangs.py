@@ -25,7 +25,7 @@ a = A.remote()
 ray.get(a.g.remote())
 ray.get(a.f.remote(a))
 """
-QUICK = "from hpcray.hangs import hang_detector\nhang_detector.SHORTEST_PERIOD, hang_detector.SECOND_LOOK = 0.2, 0.3"
+QUICK = "from hpcray.hangs import stillness\nstillness.SHORTEST_PERIOD, stillness.SECOND_LOOK = 0.2, 0.3"
 
 LOCK = """\
 import threading

@@ -17,9 +17,8 @@ from engine import ray
 from helpers.jobs import ROOT, Job
 from helpers.leaks import wait_until
 
-from hpcray.platform import environment_servers
-from hpcray.platform.environment_servers import EnvironmentServers
-from hpcray.platform.fork_server import WorkerCode
+from hpcray.platform import fork_server
+from hpcray.platform.fork_server import EnvironmentServers, WorkerCode
 from hpcray.processes.environment_server import needs_server
 
 pytestmark = pytest.mark.usefixtures("session")
@@ -200,12 +199,12 @@ class TestServers:
 
     def test_without_a_worker_for_a_while_it_ends(self, monkeypatch):
         servers, said, (end,) = self.started()
-        monkeypatch.setattr(environment_servers, "IDLE_TIME", 0.0)
+        monkeypatch.setattr(fork_server, "IDLE_TIME", 0.0)
         assert servers.end_idle() is None and servers.descriptors(), "it has a worker"
-        end.send(environment_servers._encode(["exited", 2, 0, ""]))
+        end.send(fork_server._encode(["exited", 2, 0, ""]))
         servers.read(servers.descriptors()[0])
         assert servers.end_idle() is None and not servers.descriptors()
-        assert end.recv(100) == environment_servers._encode(["fork", 2, ()]) and end.recv(100) == b""
+        assert end.recv(100) == fork_server._encode(["fork", 2, ()]) and end.recv(100) == b""
         assert said == [("forked", 2, 77), ("exited", 2, 0, "")]
 
     def test_what_was_not_forked_when_it_ended_is_forked_by_the_node(self):
@@ -224,7 +223,7 @@ class TestServers:
         servers.take(1, self.ENV)
         assert servers.take(2, self.ENV)
         for report in (["ready"], ["forked", 2, 77]):
-            ends[0].send(environment_servers._encode(report))
+            ends[0].send(fork_server._encode(report))
             servers.read(servers.descriptors()[0])
         return servers, said, ends
 

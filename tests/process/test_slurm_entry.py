@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from engine import hpcray_only
 
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 
 pytestmark = hpcray_only
 

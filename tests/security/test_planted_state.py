@@ -20,7 +20,7 @@ from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
 from hpcray.platform.session_directory import SessionDirectory, SessionError, keep_logs, node_logs
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
-from hpcray.runtime.node.run_info import checkpoint_directory
+from hpcray.runtime.node.slurm_job import checkpoint_directory
 from hpcray.state.node_metrics import _write as write_metrics_file
 
 BOMB = """\

@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 
 from hpcray.common.labels import labels_problem
 from hpcray.topology import node_labels as labels_module
-from hpcray.topology.node_labels import node_labels, read_topology_file
-from hpcray.topology.switches import (
+from hpcray.topology.node_labels import (
     Network,
     NodePlace,
     label_value,
+    node_labels,
     parse_topology,
     parse_topology_yaml,
     path_value,
     read_address,
+    read_topology_file,
 )
 
 TREE = """\

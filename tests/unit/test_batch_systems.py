@@ -19,7 +19,7 @@ from hpcray.platform.batch_systems import (
     has_pbs,
     is_forgotten,
 )
-from hpcray.runtime.node.run_info import checkpoint_directory
+from hpcray.runtime.node.slurm_job import checkpoint_directory
 
 FULL = BatchRequest(
     name="my job",

@@ -11,8 +11,16 @@ import time
 import numpy as np
 import pytest
 
-from hpcray.graphs.channel_memory import FOREVER, ChannelClosed, ChannelMemory, RingReader, RingShape, RingWriter
-from hpcray.graphs.value_memory import ValueMemory, ValueViews
+from hpcray.graphs.channel_memory import (
+    FOREVER,
+    ChannelClosed,
+    ChannelMemory,
+    RingReader,
+    RingShape,
+    RingWriter,
+    ValueMemory,
+    ValueViews,
+)
 
 SPIN = 0.0002
 

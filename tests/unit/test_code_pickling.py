@@ -8,7 +8,7 @@ import types
 import cloudpickle
 import pytest
 
-from hpcray.protocol import reducers, serialization
+from hpcray.protocol import out_of_band, serialization
 
 NAMES = ("/home/someone/a script.py", "<ipython-input-3>", "<dynamic-code>")
 
@@ -41,12 +41,12 @@ def test_a_version_of_cloudpickle_that_drops_the_name(monkeypatch):
     def drops(code: types.CodeType):
         return types.CodeType, tuple("<dynamic-code>" if one == code.co_filename else one for one in kept(code)[1])
 
-    kept = reducers._reduce_function
+    kept = out_of_band._reduce_function
     table = dict(cloudpickle.Pickler.dispatch_table)
     monkeypatch.setattr(cloudpickle.Pickler, "dispatch_table", table)
-    monkeypatch.setattr(reducers, "_reduce_function", drops)
-    reducers.keep_file_names()
-    assert table[types.CodeType] is reducers.reduce_code
+    monkeypatch.setattr(out_of_band, "_reduce_function", drops)
+    out_of_band.keep_file_names()
+    assert table[types.CodeType] is out_of_band.reduce_code
     assert pickle.loads(cloudpickle.dumps(made(NAMES[0]))).__code__.co_filename == NAMES[0]
 
 
@@ -56,6 +56,6 @@ def test_a_version_that_keeps_the_name_is_left_alone(monkeypatch):
 
     table = {types.CodeType: keeps}
     monkeypatch.setattr(cloudpickle.Pickler, "dispatch_table", table)
-    monkeypatch.setattr(reducers, "_reduce_function", keeps)
-    reducers.keep_file_names()
+    monkeypatch.setattr(out_of_band, "_reduce_function", keeps)
+    out_of_band.keep_file_names()
     assert table[types.CodeType] is keeps

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from hpcray.tensors import device_memory
 from hpcray.tensors.device_driver import CudaDriver, DeviceDriverError
-from hpcray.tensors.device_mappings import IDLE_TIME
+from hpcray.tensors.device_mappings import IDLE_TIME, POOL_IDLE_TIME
 from hpcray.tensors.device_memory import (
     DeviceMemoryOwner,
     DeviceMemoryReader,
@@ -25,7 +25,6 @@ from hpcray.tensors.device_memory import (
     source_driver,
     use_driver,
 )
-from hpcray.tensors.export_pool import IDLE_TIME as POOL_IDLE_TIME
 
 torch = pytest.importorskip("torch")
 from helpers.fake_device_driver import SEGMENT, FakeDeviceDriver  # noqa: E402 (it imports PyTorch)

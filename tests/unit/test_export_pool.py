@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.tensors.export_pool import IDLE_TIME, SEGMENT_SIZE, UNIT, ExportPool, PoolBlock, segment_size
+from hpcray.tensors.device_mappings import POOL_IDLE_TIME, SEGMENT_SIZE, UNIT, ExportPool, PoolBlock, segment_size
 
 
 def test_blocks_are_in_the_first_segment_with_room_and_join_again() -> None:
@@ -33,7 +33,7 @@ def test_segments_that_are_empty_for_long_are_freed() -> None:
     block = pool.allocate(10)
     assert block is not None and pool.expire(1e6) == []
     pool.free(block, 5.0)
-    assert pool.expire(5.0 + IDLE_TIME - 1) == [] and pool.expire(5.0 + IDLE_TIME) == [1] and not len(pool)
+    assert pool.expire(5.0 + POOL_IDLE_TIME - 1) == [] and pool.expire(5.0 + POOL_IDLE_TIME) == [1] and not len(pool)
 
 
 def test_a_block_is_not_freed_twice() -> None:
@@ -66,4 +66,4 @@ def test_blocks_in_use_never_overlap(steps: list[tuple[bool, int]]) -> None:
         pool.check_invariants()
     for block in used:
         pool.free(block, 0.0)
-    assert len(pool.expire(IDLE_TIME)) == segments
+    assert len(pool.expire(POOL_IDLE_TIME)) == segments

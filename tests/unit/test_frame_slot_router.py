@@ -13,9 +13,8 @@ from hpcray.core.raylet.frame_slots import GRANT, SLOT_COUNT
 from hpcray.platform.arena import Arena
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import LONG, SLOT_BYTES, FrameError, FrameReader, pack
-from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.local_sockets import LocalSocket
-from hpcray.runtime.raylet.router import Router
+from hpcray.runtime.raylet.router import FrameSlotRouter, Router
 
 SIZE, RESERVE = 1 << 20, SLOT_COUNT * SLOT_BYTES
 ME, HERE, THERE = 1, make_proc(1, 5), make_proc(2, 7)

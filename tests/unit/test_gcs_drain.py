@@ -31,8 +31,7 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.platform import checkpoints
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import SaveActor
-from hpcray.runtime.node.run_info import checkpoint_directory, drain_signals, drain_start, read_run
-from hpcray.runtime.node.slurm_job import wants_requeue
+from hpcray.runtime.node.slurm_job import checkpoint_directory, drain_signals, drain_start, read_run, wants_requeue
 from hpcray.transport.startup import Launch
 
 A, B = b"\0\0\0\0\0\0\0\1", b"\0\1\0\0\0\0\0\2"

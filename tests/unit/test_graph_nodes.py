@@ -10,10 +10,9 @@ import pytest
 
 from hpcray.dag import DAGNode, InputNode, MultiOutputNode
 from hpcray.graphs.channels import Party, wire
+from hpcray.graphs.dag_node import _DAGNodeNameGenerator, _instances, _PyObjScanner, replaced
 from hpcray.graphs.graph_plan import DRIVER, ValueOf, make_plan
 from hpcray.graphs.nodes import ClassMethodNode, ClassNode, FunctionNode, bind_method
-from hpcray.graphs.py_obj_scanner import _instances, _PyObjScanner, replaced
-from hpcray.graphs.vis_utils import _DAGNodeNameGenerator
 from hpcray.graphs.visualization import draw_ascii
 
 

@@ -13,8 +13,7 @@ from helpers.jobs import ROOT
 
 import hpcray
 from hpcray.state import doctor
-from hpcray.state.doctor import NOTE, WARN
-from hpcray.state.installation import installation
+from hpcray.state.doctor import NOTE, WARN, installation
 
 
 def files(root: Path, **content: str) -> Path:
@@ -154,7 +153,7 @@ def test_a_container_is_named_beside_the_way_inside_of_it(
 
 def test_the_installation_of_these_tests_is_recognised() -> None:
     """A real interpreter: `.ci/run` has a wheel, developers an editable installation or the checkout on the path."""
-    code = "import os; from hpcray.state.installation import installation; print(installation(os.environ).way)"
+    code = "import os; from hpcray.state.doctor import installation; print(installation(os.environ).way)"
     done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, env=dict(os.environ))
     here = Path(hpcray.__file__).parents[1]
     ways = (f"editable, from {here}", f"source directory {here}, without") if here == ROOT else ("wheel, by ",)

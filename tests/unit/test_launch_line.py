@@ -28,7 +28,7 @@ from hpcray.launch.launch_line import (
 )
 from hpcray.launch.local_ranks import local_arguments
 from hpcray.platform.allocation import read_allocation
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 from hpcray.runtime.node.options import NodeOptions
 
 SITE = LaunchSite(python="/env/bin/python", mpirun="/env/bin/mpirun", root=False, environ={})

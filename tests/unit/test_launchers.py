@@ -14,18 +14,25 @@ from helpers.jobs import ROOT
 from hpcray.cli.launch import parse_options
 from hpcray.common.rank_variables import LAUNCHER_PREFIXES
 from hpcray.launch.launch_line import (
+    FLUX,
+    INTEL_MPI,
+    LAUNCHERS,
+    MPICH,
+    OPEN_MPI,
+    PALS,
     LaunchError,
     LaunchSite,
+    Placement,
     SrunSite,
     compose,
     find_launcher,
     find_mpirun,
+    recognise,
     starts_here,
 )
-from hpcray.launch.launchers import FLUX, INTEL_MPI, LAUNCHERS, MPICH, OPEN_MPI, PALS, Placement, recognise
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.launcher_environment import strip_launcher_variables
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 from hpcray.transport.startup import Launch, read_launch
 
 BANNERS = {

@@ -14,7 +14,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.mpi import place
 from hpcray.mpi.nested_job import NestedMpiSite, RankShare, compose, hostfile, launch_environ
 from hpcray.mpi.processes import find_directory
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,8 @@ pytest.importorskip("uvicorn")
 from helpers.asgi import Answered, request
 
 from hpcray.platform.private_files import UntrustedPathError
-from hpcray.ray_api.gate import Gate, TokenError, api_token
-from hpcray.ray_api.packages import PackageTooLargeError, UploadedPackages
-from hpcray.ray_api.server import ApiAddress
+from hpcray.ray_api.app import PackageTooLargeError, UploadedPackages
+from hpcray.ray_api.server import ApiAddress, Gate, TokenError, api_token
 
 TOKEN = "0123456789abcdef" * 2
 SHOWN = {"authorization": f"Bearer {TOKEN}"}

@@ -37,7 +37,7 @@ from hpcray.jobs import (
 from hpcray.jobs.batch_launch import BatchLaunch, sigterm_ignored
 from hpcray.jobs.submission import check_request, parse_time
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, find_job, list_jobs, make_folder, states
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 from hpcray.runtime.node.options import NodeOptions
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpcray.hangs.hang_detector import SECOND_LOOK, CircleDetector, CircleLook
 from hpcray.hangs.messages import COROUTINE, QUEUE, CallLook, ProcessLook, ThreadLook, WaitLook
+from hpcray.hangs.stillness import SECOND_LOOK, CircleDetector, CircleLook
 from hpcray.hangs.wait_for_graph import (
     CALL,
     OBJECT,

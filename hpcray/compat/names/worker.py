@@ -26,8 +26,8 @@ from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.generators import ObjectRefGenerator
+from hpcray.runtime.core_worker.object_reader import UnhandledErrors, log_unhandled
 from hpcray.runtime.core_worker.object_refs import ObjectRef
-from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors, log_unhandled
 from hpcray.runtime.core_worker.worker_output import print_to_stdstream, print_worker_logs
 from hpcray.runtime.worker import actor_event_loop
 

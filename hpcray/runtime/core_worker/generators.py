@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 from hpcray.common.exceptions import ObjectRefStreamEndOfStreamError
 from hpcray.common.ids import TaskID, node_of, return_index
-from hpcray.common.late_release import LateRelease, collecting, is_referred
 from hpcray.core.core_worker.object_table import PENDING, ObjectTable, Waiter
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import Serialized, serialize, serialize_error
 from hpcray.runtime.core_worker.context import CoreWorkerContext, require_context
-from hpcray.runtime.core_worker.object_refs import ObjectRef, T_co, new_ref
+from hpcray.runtime.core_worker.object_refs import LateRelease, ObjectRef, T_co, collecting, is_referred, new_ref
 from hpcray.runtime.core_worker.task_retries import TaskRetries
 
 if TYPE_CHECKING:

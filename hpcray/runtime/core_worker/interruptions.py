@@ -29,12 +29,12 @@ from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
-from hpcray.common.late_release import collecting
 from hpcray.platform.process_tree import forward_signals
 from hpcray.platform.session_directory import read_session
 from hpcray.platform.stacks import disable_stack_dump, enable_stack_dump
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.io_engine import IoEngine
+from hpcray.runtime.core_worker.object_refs import collecting
 
 _EVENT_LOOP = "asyncio.unix_events"
 """Module of a handler that does nothing: the event loop reads from a pipe which signals came, one byte each."""

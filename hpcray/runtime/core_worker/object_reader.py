@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import errno
+import logging
+import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pickle import loads
 from sys import modules
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from hpcray.common.exceptions import (
     GetTimeoutError,
@@ -17,21 +19,22 @@ from hpcray.common.exceptions import (
     ObjectLostError,
     RayError,
     RaySystemError,
+    WorkerCrashedError,
     store_full_error,
 )
-from hpcray.common.ids import owner_of
+from hpcray.common.ids import owner_of, return_index
 from hpcray.common.task_errors import RayTaskError
 from hpcray.core.core_worker.object_entry import NO_EXTRA, ArenaMapping
-from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, Waiter
+from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, Waiter
+from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
-from hpcray.protocol.messages.objects import ERROR, PLAIN
+from hpcray.protocol.messages.objects import ERROR, PLAIN, is_error
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.context import CoreWorkerContext, current
 from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import LocalRefs, ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.threads import CallThread
-from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _ROOM = "hint: drop references and arrays that are no longer needed"
 _UNREADABLE = {
@@ -431,3 +434,67 @@ def raised_form(error: BaseException) -> BaseException:
     if isinstance(error, RayTaskError):
         return error.as_instanceof_cause()
     return error
+
+
+# ------------------------------------------------------------ unhandled errors
+# Errors of tasks that were never looked at before their last ref went: they are logged.
+
+_SWITCH = "RAY_IGNORE_UNHANDLED_ERRORS"
+
+
+def log_unhandled(error: BaseException) -> None:
+    """Log an error that was never looked at."""
+    logging.getLogger("hpcray").error("Unhandled error (suppress with '%s=1'): %s", _SWITCH, error)
+
+
+class UnhandledErrors:
+    """The objects of one process that are errors, and that nothing has looked at: no `get`, task or other process.
+
+    All of it costs nothing where tasks do not fail.
+
+    Attributes:
+        reporters: called with each error that is freed unseen, without the lock.
+    """
+
+    reporters: ClassVar[list[Callable[[BaseException], None]]] = [log_unhandled]
+
+    def __init__(self, context: CoreWorkerContext) -> None:
+        self._table, self._engine = context.table, context.engine
+        self._unseen: dict[bytes, bytes] = {}
+
+    def watch(self, task: PendingTask, blob: bytes) -> None:
+        """All returns of a task are about to become this error (lock held)."""
+        for index in range(task.num_returns):
+            self._watch(task.id + return_index(index), blob)
+
+    def watch_reply(self, task: PendingTask, msg: m.TaskReply) -> None:
+        """The returns of a task that raised are about to come. Those that a generator yielded before are no errors
+        (lock held)."""
+        for index, item in enumerate(msg.returns if task.num_returns > 0 else ()):
+            if item.value and is_error(item.value):
+                self._watch(task.id + return_index(index), item.value)
+
+    def _watch(self, oid: bytes, blob: bytes) -> None:
+        entry = self._table.entries.get(oid)
+        awaited = entry is None or entry.state != PENDING or entry.subscribers
+        if not awaited and oid not in self._unseen:
+            self._unseen[oid] = blob
+            self._table.when_freed(oid, lambda: self._freed(oid))
+
+    def seen(self, oids: Iterable[bytes]) -> None:
+        """Forget those of these objects that are errors: they were looked at (lock held)."""
+        for oid in oids if self._unseen else ():
+            entry = self._table.entries.get(oid)
+            if entry is not None and entry.state == INLINE:
+                self._unseen.pop(oid, None)
+
+    def _freed(self, oid: bytes) -> None:
+        blob = self._unseen.pop(oid, None)
+        if blob is not None and _SWITCH not in os.environ:
+            self._engine.call_soon(lambda: self._report(blob))
+
+    def _report(self, blob: bytes) -> None:
+        error = deserialize(blob)
+        if isinstance(error, (RayTaskError, WorkerCrashedError)):
+            for report in self.reporters:
+                report(error)

@@ -26,10 +26,9 @@ from hpcray.runtime.core_worker.context import CoreWorkerContext
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.generators import GeneratorStreams
 from hpcray.runtime.core_worker.io_engine import MAX_BATCH, monotonic
-from hpcray.runtime.core_worker.object_reader import unknown_ref
+from hpcray.runtime.core_worker.object_reader import UnhandledErrors, unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef, make_ref, new_ref
 from hpcray.runtime.core_worker.task_retries import CrashRetries, RetryWarnings, TaskRetries, cancelled_blob
-from hpcray.runtime.core_worker.unhandled_errors import UnhandledErrors
 
 _LEASE_TICK = 0.02
 """Seconds between two calls of `LeaseManager.tick`."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from hpcray.platform.console import TERMINAL_SIZE
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.path_relocation import PathRelocation
+from hpcray.platform.process_control import module_line
 from hpcray.platform.process_tree import handles_signal
-from hpcray.platform.python_lines import module_line
 from hpcray.platform.session_directory import ADDRESS
 
 SOCKET_ONLY = "socket"

@@ -24,7 +24,7 @@ from hpcray.platform.private_files import (
     read_private_file,
     state_place,
 )
-from hpcray.platform.python_lines import module_line
+from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import RAYLET_SOCKET
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol.frames import FrameReader, pack

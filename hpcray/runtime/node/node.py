@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from msgspec import Struct
@@ -24,13 +25,14 @@ from hpcray.platform.allocation import read_allocation
 from hpcray.platform.arena import Prefaulter
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.console import ExitReport, silenced_output, write_exit_report
+from hpcray.platform.fork_server import ForkServerClient
 from hpcray.platform.journal_file import JournalFile
 from hpcray.platform.launcher_environment import set_mpi_variables, set_preferred_adapters
 from hpcray.platform.mpi_directory import mark_up, private_memory
 from hpcray.platform.numa_binding import original_affinity
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.resource_limits import free_connections, raise_open_file_limit
-from hpcray.platform.session_directory import node_logs
+from hpcray.platform.session_directory import SessionDirectory, SessionError, node_logs
 from hpcray.platform.sockets import node_ip_address
 from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol.messages import NodeInfo
@@ -43,11 +45,9 @@ from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
 from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
 from hpcray.runtime.node.raylet_signals import USER_SIGNALS, signals
-from hpcray.runtime.node.session_watch import SessionWatch
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
 from hpcray.runtime.node.slurm_job import end_step, reported_by_launcher, requeue_job
 from hpcray.runtime.raylet.event_loop import EventLoop
-from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
 from hpcray.runtime.raylet.local_sockets import LocalListener
 from hpcray.runtime.raylet.log_files import LogFiles
@@ -55,7 +55,7 @@ from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.raylet import Raylet, SpillIo
-from hpcray.runtime.raylet.router import HeadLocation, Router
+from hpcray.runtime.raylet.router import FrameSlotRouter, HeadLocation, Router
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
 from hpcray.transport.startup import Launch, few_cores, several_tasks, threads_of_a_core
 
@@ -487,3 +487,85 @@ def _read_signals(fd: int, cluster: ClusterMember) -> None:
 def _end_of_life(loop: EventLoop, fd: int, parent_gone: Callable[[], None]) -> None:
     loop.unwatch(fd)
     parent_gone()
+
+
+# ------------------------------------------------------------ session watch
+# The session directory of a running node, made again where a cleaner of temporary files removes it, or some of it.
+
+_PERIOD, _SLACK = 1.0, 0.5
+"""Seconds between two looks, and how much later one may come."""
+_REPORT_INTERVAL = 60.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_HINT = "hint: HPCRAY_TMPDIR names a directory that nothing cleans"
+
+
+class SessionWatch:
+    """Looks for what was removed: now and then, and before a worker is forked, which needs all of it.
+
+    Sockets of other processes are not made again: who finds none writes through the raylet.
+
+    Args:
+        copies: directories in the session directory that workers import from, and that cannot be made again.
+        log: writes a line about this node.
+        give_up: ends this node, with the reason.
+        ending: whether the node ends, and its directory with it.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        session: SessionDirectory,
+        template: ForkServerClient,
+        logs: LogMonitor,
+        copies: Sequence[str],
+        log: Callable[[str], None],
+        give_up: Callable[[str], None],
+        ending: Callable[[], bool],
+    ) -> None:
+        self._loop = loop
+        self._session = session
+        self._template = template
+        self._logs = logs
+        self._copies = copies
+        self._log = log
+        self._give_up = give_up
+        self._reported_at = -_REPORT_INTERVAL
+        self._ending = ending
+        loop.call_at(loop.now + _PERIOD, self._look, _SLACK)
+
+    def _look(self) -> None:
+        if not self._ending():
+            self.check()
+            self._loop.call_at(self._loop.now + _PERIOD, self._look, _SLACK)
+
+    def check(self) -> None:
+        """Make again what is missing; end the node where that cannot be done."""
+        missing = self._session.missing()
+        try:
+            if missing:
+                self._restore(missing)
+            elif self._logs.restore():
+                missing = [f"{self._session.path}/logs"]
+        except (OSError, SessionError) as error:
+            what = missing[0] if missing else f"{self._session.path}/logs"
+            if getattr(error, "errno", 0) in _FULL:
+                self._report(f"{what} was removed, and cannot be made again yet: {error}; hint: make room there")
+                return
+            self._give_up(f"{what} was removed, and cannot be made again, so this node ends: {error}; {_HINT}")
+            return
+        if missing:
+            self._report(f"{missing[0]} was removed while the job runs, and is made again; {_HINT}")
+
+    def _restore(self, missing: Sequence[str]) -> None:
+        if gone := next((path for path in self._copies if not os.path.isdir(path)), ""):
+            raise SessionError(f"{gone} was a copy that workers import from")
+        self._session.restore()
+        self._template.lock_session()
+        if not os.path.lexists(path := self._session.socket_path(0)):
+            self._loop.listen_at(path)
+        self._logs.restore()
+
+    def _report(self, text: str) -> None:
+        if self._loop.now - self._reported_at >= _REPORT_INTERVAL:
+            self._reported_at = self._loop.now
+            self._log(text)

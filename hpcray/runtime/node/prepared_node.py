@@ -30,7 +30,7 @@ from hpcray.protocol.frames import SLOT_BYTES
 from hpcray.protocol.messages import RunInfo
 from hpcray.runtime.node.join_token import JoinToken, read_join_token
 from hpcray.runtime.node.options import NodeOptions, bind_node
-from hpcray.runtime.node.run_info import read_run
+from hpcray.runtime.node.slurm_job import read_run
 from hpcray.transport.startup import Launch
 
 TRANSFER_SLOTS = 4

@@ -24,13 +24,12 @@ from hpcray.platform.spill_files import SpillFiles
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
-from hpcray.runtime.raylet.frame_slots import FrameSlotRouter
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, NodeGarbageCollection
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.node_figures import NodeFigures
-from hpcray.runtime.raylet.router import Router
+from hpcray.runtime.raylet.router import FrameSlotRouter, Router
 from hpcray.transport.base import DataPlane, TransportError
 
 Handler = Callable[[float, bytes, Any], Iterable[Any]]

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from hpcray.common.exception_pickling import remote_traceback
-from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, TaskCancelledError
+from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, TaskCancelledError, remote_traceback
 from hpcray.common.ids import HEAD, TaskID, raylet_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.sockets import node_ip_address

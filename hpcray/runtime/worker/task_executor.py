@@ -19,8 +19,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from hpcray.common.exception_pickling import remote_traceback
-from hpcray.common.exceptions import RayError, TaskCancelledError
+from hpcray.common.exceptions import RayError, TaskCancelledError, remote_traceback
 from hpcray.common.ids import TaskID, owner_of, raylet_of, task_of
 from hpcray.core.core_worker.object_table import PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
