@@ -119,7 +119,7 @@ class ClientContext(Mapping[str, Any]):
     @property
     def dashboard_url(self) -> str:
         """Where `hpcray dashboard` listens on this node, while it runs: `127.0.0.1:8265` or `unix:PATH`; else ""."""
-        from hpcray.platform.running_jobs import dashboard_address  # few programs ask
+        from hpcray.processes.running_jobs import dashboard_address  # few programs ask
 
         process = current.process
         return dashboard_address(process.session_dir) if process is not None else ""

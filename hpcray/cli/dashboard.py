@@ -12,7 +12,7 @@ import click
 
 from hpcray.cli.job_option import errors_as_messages, job, job_option, session_directory
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.running_jobs import UNIX, published_dashboard
+from hpcray.processes.running_jobs import UNIX, published_dashboard
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from hpcray.history.job_history import JobHistory, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.runs import Run, find_runs, history_root
 from hpcray.jobs.batch_queues import active_jobs
-from hpcray.platform.running_jobs import running_jobs
+from hpcray.processes.running_jobs import running_jobs
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.reports import format_duration, print_table, print_text
 

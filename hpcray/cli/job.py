@@ -21,7 +21,7 @@ from hpcray.common.exceptions import RayError
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
 from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES, replaced_by_variables
-from hpcray.platform.running_jobs import NoRunningJobError
+from hpcray.processes.running_jobs import NoRunningJobError
 from hpcray.runtime_env.runtime_env import load_function
 
 _SUBMIT_HOOK = "RAY_JOB_SUBMIT_HOOK"

@@ -14,7 +14,7 @@ from hpcray.history.runs import Run, history_root, runs
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs, query_states
 from hpcray.jobs.submitted_job import SubmittedJob
 from hpcray.platform.process_tree import ancestors
-from hpcray.platform.running_jobs import RunningJob, running_jobs
+from hpcray.processes.running_jobs import RunningJob, running_jobs
 from hpcray.state.reports import format_duration
 
 Row = dict[str, Any]

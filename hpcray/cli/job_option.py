@@ -16,8 +16,8 @@ from hpcray.common.exceptions import RayError
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.platform.config_files import ConfigFileError, file_settings
-from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
+from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state import attached

@@ -15,7 +15,7 @@ from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import StartupError, SubmitError
 from hpcray.jobs.added_nodes import idle_nodes, remove_nodes, scale
 from hpcray.platform.config_files import config_files, file_settings, setting_sources
-from hpcray.platform.running_jobs import find_running_job
+from hpcray.processes.running_jobs import find_running_job
 from hpcray.runtime.node.join_token import node_command, request_join_token, write_join_token
 from hpcray.state.reports import print_table
 

@@ -12,7 +12,7 @@ from hpcray.cli.slurm_entry import ENTERED
 from hpcray.common.exceptions import RayError
 from hpcray.common.terminal_text import plain
 from hpcray.job_submission.cluster_address import find_cluster
-from hpcray.platform.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
+from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
 from hpcray.ray_start.clusters import SeveralClustersError
 from hpcray.ray_start.lookup import head_elsewhere, session_here
 from hpcray.ray_start.surroundings import parse_cluster_address

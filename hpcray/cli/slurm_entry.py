@@ -35,7 +35,7 @@ _MOST_ASKED = 16  # jobs that are asked whether they run hpcray
 _STARTED = b"\x1e"  # on standard error: the step has started
 _CHUNK = 1 << 16  # bytes
 _ANNOUNCE = 'printf "\\036" >&2; exec "$@"'
-_FIND = "from hpcray.platform.running_jobs import {0}, {1}\ntry: find_running_job(sys.argv[1])\n"
+_FIND = "from hpcray.processes.running_jobs import {0}, {1}\ntry: find_running_job(sys.argv[1])\n"
 _FIND = _FIND.format("SeveralRunningJobsError", "find_running_job") + "except SeveralRunningJobsError: pass"
 
 

@@ -19,9 +19,9 @@ from hpcray.api.session import require_session
 from hpcray.compat.names.raylet import job_secret
 from hpcray.compat.names.utils import build_address
 from hpcray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+from hpcray.launch.tcp_peers import Address, RefusalLog, is_own_peer, refuse_strangers, sum_up_refusals
 from hpcray.platform.private_files import write_private_file
 from hpcray.platform.sockets import bind_private, node_ip_address
-from hpcray.platform.tcp_peers import Address, RefusalLog, is_own_peer, refuse_strangers, sum_up_refusals
 
 logger = logging.getLogger("ray.serve")
 

@@ -16,8 +16,8 @@ import uvicorn
 from hpcray.dashboard.access import DashboardAccess
 from hpcray.dashboard.app import DashboardApp
 from hpcray.dashboard.job_pages import JobPages
+from hpcray.launch.tcp_peers import refuse_strangers, sum_up_refusals
 from hpcray.platform.sockets import bind_private, connect_private
-from hpcray.platform.tcp_peers import refuse_strangers, sum_up_refusals
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 DASHBOARD_SOCKET = "dashboard.s"

@@ -9,13 +9,13 @@ from hpcray.api.options import TaskOptions
 from hpcray.api.remote_function import RemoteFunction
 from hpcray.api.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hpcray.common.exceptions import RayError, StartupError
-from hpcray.platform.running_jobs import (
+from hpcray.platform.session_directory import read_session
+from hpcray.processes.running_jobs import (
     NoRunningJobError,
     SeveralRunningJobsError,
     find_running_job,
     running_jobs,
 )
-from hpcray.platform.session_directory import read_session
 from hpcray.ray_start.clusters import SeveralClustersError
 from hpcray.ray_start.lookup import is_started, session_here
 from hpcray.ray_start.surroundings import ClusterAddress, addresses_of, is_this_host, parse_cluster_address

@@ -30,8 +30,8 @@ from hpcray.platform.allocation import run_command
 from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
 from hpcray.platform.private_files import CLOSED, append_private_file, read_private_file
 from hpcray.platform.process_control import module_line
-from hpcray.platform.running_jobs import find_running_job
 from hpcray.platform.session_directory import read_session
+from hpcray.processes.running_jobs import find_running_job
 from hpcray.protocol.messages import GcsCall, RemoveNode
 from hpcray.runtime.node.join_token import (
     ADDED_JOBS,

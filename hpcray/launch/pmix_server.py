@@ -24,8 +24,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from hpcray.launch.tcp_peers import is_own_peer
 from hpcray.platform.mpi_directory import NAME, TESTED, installation_of, memory_settings
-from hpcray.platform.tcp_peers import is_own_peer
 
 _POLL = "EVENT_NOEPOLL"
 """Variable of libevent: descriptors are polled by their numbers, so that another socket can take a number's place."""

@@ -23,8 +23,8 @@ import msgspec
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.process_tree import forward_signals
 from hpcray.platform.resource_limits import open_standard_descriptors
-from hpcray.platform.running_jobs import NoRunningJobError, find_running_job
 from hpcray.platform.session_directory import ADDRESS, read_session, remove_dead_sessions
+from hpcray.processes.running_jobs import NoRunningJobError, find_running_job
 from hpcray.protocol.messages import ATTACHED, DRIVER
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.slurm_job import RayletReady, drain_signals

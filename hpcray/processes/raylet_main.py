@@ -25,7 +25,9 @@ from hpcray.transport.startup import Launch, pmi_offered, read_launch
 
 if TYPE_CHECKING:
     from hpcray.history.node_history import NodeHistory
+    from hpcray.platform.path_relocation import PathRelocation
     from hpcray.runtime.raylet.raylet import Raylet
+    from hpcray.transport.base import ControlTransport
 
 
 def run_node(
@@ -71,16 +73,17 @@ def run_node(
             gc.freeze()
             gc.enable()
             node.template.load()  # not before: importing at the same time would slow down both on few cores
-            opened = open_node(node)
+            features = NodeFeatures(
+                autoscaling=AutoscalerRunner,
+                diagnostics=RayletIntrospection,
+                labels=_find_labels,
+                share_directory=_share_directory,
+                extensions=[_node_history],
+            )
+            opened = open_node(node, features)
     except BaseException:
         node.abandon()
         raise
-    features = NodeFeatures(
-        autoscaling=AutoscalerRunner,
-        diagnostics=RayletIntrospection,
-        labels=_find_labels,
-        extensions=[_node_history],
-    )
     return serve(node, opened, ready, life, features, report_code)
 
 
@@ -102,6 +105,14 @@ def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str]) -> dict[s
     return node_labels(
         environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus
     )
+
+
+def _share_directory(
+    path: str, command: Sequence[str], control: ControlTransport | None, session_dir: str, timeout: float
+) -> PathRelocation:
+    from hpcray.runtime_env.env_broadcast import share
+
+    return share(path, command, control, session_dir, timeout)
 
 
 def _read_launch(options: NodeOptions) -> Launch:

@@ -25,9 +25,9 @@ from starlette.websockets import WebSocket
 from hpcray.dashboard.access import bearer, is_loopback_host
 from hpcray.job_submission import JobSubmissionClient
 from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES
+from hpcray.launch.tcp_peers import refuse_strangers
 from hpcray.platform.private_files import CLOSED, read_private_file, write_private_file
 from hpcray.platform.session_directory import read_session
-from hpcray.platform.tcp_peers import refuse_strangers
 from hpcray.ray_api.app import RayApi, UploadedPackages
 from hpcray.ray_start.surroundings import addresses_of, is_loopback, is_own_address
 from hpcray.runtime.core_worker.core_worker import CoreWorker

@@ -19,7 +19,7 @@ ALLOWED = {
     "cli/profile.py": "a report where the user says",
     "graphs/dag_node.py": "unpickles from memory what it has pickled",
     "platform/mpi_directory.py": "a directory with a random name, 0700, which mkdir makes anew",
-    "runtime/node/env_broadcast.py": "unpacks into the session directory, where the caller has made a private place",
+    "runtime_env/env_broadcast.py": "unpacks into the session directory, where the caller has made a private place",
     "platform/direct_io.py": "files without a name (O_TMPFILE, or mkstemp and unlinked)",
     "platform/session_directory.py": "session directories, below a root that it locks and judges by its descriptor",
     "ray_api/app.py": "packages of clients, under random names (mkstemp) in a private directory",

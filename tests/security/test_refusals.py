@@ -11,8 +11,8 @@ import socket
 import pytest
 from helpers.strangers import as_stranger, needs_stranger
 
-from hpcray.platform import tcp_peers
-from hpcray.platform.tcp_peers import RefusalLog, refuse_strangers, sum_up_refusals
+from hpcray.launch import tcp_peers
+from hpcray.launch.tcp_peers import RefusalLog, refuse_strangers, sum_up_refusals
 
 CONNECT = """\
 import socket, sys, time

@@ -7,7 +7,7 @@ from collections import deque
 
 import pytest
 
-from hpcray.core import broadcast as tree
+from hpcray.runtime_env import broadcast_relay as tree
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 13, 64, 100])

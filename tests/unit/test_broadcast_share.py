@@ -1,4 +1,4 @@
-"""Several nodes, here threads, get a copy of one directory: `runtime.node.env_broadcast.share` over queues."""
+"""Several nodes, here threads, get a copy of one directory: `runtime_env.env_broadcast.share` over queues."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.path_relocation import PathRelocation
-from hpcray.runtime.node import env_broadcast
-from hpcray.runtime.node.env_broadcast import share
+from hpcray.runtime_env import env_broadcast
+from hpcray.runtime_env.env_broadcast import share
 from hpcray.transport.base import PeerLost
 
 SIZE = 6

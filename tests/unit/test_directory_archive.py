@@ -17,7 +17,7 @@ import pytest
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.direct_io import open_unnamed_file
 from hpcray.platform.path_relocation import BROADCAST_VARIABLE, PathRelocation
-from hpcray.runtime.node.env_broadcast import check_broadcast, pack_directory, share, unpack_directory
+from hpcray.runtime_env.env_broadcast import check_broadcast, pack_directory, share, unpack_directory
 
 
 def transfer(source: Path, target: Path) -> tuple[int, int]:

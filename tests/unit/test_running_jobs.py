@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.platform.running_jobs import (
+from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, SessionDirectory
+from hpcray.processes.running_jobs import (
     NoRunningJobError,
     SeveralRunningJobsError,
     find_running_job,
     running_jobs,
 )
-from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, SessionDirectory
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from helpers.strangers import as_stranger, needs_stranger
 
-from hpcray.platform.tcp_peers import is_own_peer
+from hpcray.launch.tcp_peers import is_own_peer
 
 CONNECT = """\
 peer = socket.create_connection((sys.argv[1], int(sys.argv[2])))

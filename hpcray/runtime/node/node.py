@@ -42,7 +42,7 @@ from hpcray.runtime.node.head_failover import NEW_HEAD_TIMEOUT, check_journal, o
 from hpcray.runtime.node.joining import join_job
 from hpcray.runtime.node.node_features import NodeFeatures, NodeParts
 from hpcray.runtime.node.node_transports import NodeTransports
-from hpcray.runtime.node.options import NODE_ID_BYTES, NodeOptions, total_resources
+from hpcray.runtime.node.options import NODE_ID_BYTES, total_resources
 from hpcray.runtime.node.prepared_node import TRANSFER_SLOTS, PreparedNode
 from hpcray.runtime.node.raylet_signals import USER_SIGNALS, signals
 from hpcray.runtime.node.shutdown import NodeShutdown, watchdog
@@ -95,7 +95,7 @@ class _Outcome:
     decides: bool = False
 
 
-def open_node(node: PreparedNode) -> OpenNode:
+def open_node(node: PreparedNode, features: NodeFeatures) -> OpenNode:
     """Open the socket and the transports of a prepared node.
 
     Raises:
@@ -109,7 +109,7 @@ def open_node(node: PreparedNode) -> OpenNode:
     listener = LocalListener(node.session.socket_path(0))
     try:
         transports, place = _open_transports(node)
-        _prepare_workers(node.options, node, transports.control)
+        _prepare_workers(node, transports.control, features)
         _require_open_files()
     except BaseException:
         listener.close()
@@ -218,13 +218,14 @@ def _open_world(node: PreparedNode) -> tuple[ControlTransport | None, DataPlane 
     return control, data
 
 
-def _prepare_workers(options: NodeOptions, node: PreparedNode, control: ControlTransport | None) -> None:
+def _prepare_workers(node: PreparedNode, control: ControlTransport | None, features: NodeFeatures) -> None:
     """Copy directories and preload modules, before the first worker is forked."""
+    options = node.options
     if options.broadcast_env:
-        from hpcray.runtime.node.env_broadcast import share
-
         timeout = node.config.start_timeout
-        node.moved = share(options.broadcast_env, options.driver, control, node.session.path, timeout)
+        node.moved = features.share_directory(
+            options.broadcast_env, options.driver, control, node.session.path, timeout
+        )
     modules = [name for name in node.config.preload.split(",") if name]
     node.template.prepare(node.moved.pairs, modules)
 

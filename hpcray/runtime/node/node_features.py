@@ -10,6 +10,7 @@ from hpcray.common.config import Config
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
+from hpcray.platform.path_relocation import PathRelocation
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_log import NodeEventLog, NodeExtension
 from hpcray.runtime.raylet.event_loop import EventLoop
@@ -19,6 +20,7 @@ from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
 from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.raylet import Raylet, RayletDiagnostics
 from hpcray.runtime.raylet.router import Router
+from hpcray.transport.base import ControlTransport
 
 
 class Autoscaling(Protocol):
@@ -78,10 +80,14 @@ class NodeFeatures:
         autoscaling: further nodes. diagnostics: answers about the raylet; it records the cores if the job wants that.
         labels: those that a node finds out about itself, from its settings, the count of nodes on its host, and the
             ids of its GPUs.
+        share_directory: a copy of a directory of rank 0 on every node, before the first worker is forked. Called with
+            the directory, the command line of the driver, the transport to other nodes, the session directory, and the
+            seconds that it may stand still.
         extensions: features that learn what happens on this node; None: this job wants none of it.
     """
 
     autoscaling: MakeAutoscaling
     diagnostics: Callable[[NodeParts], RayletDiagnostics]
     labels: Callable[[Config, int, Sequence[str]], dict[str, str]]
+    share_directory: Callable[[str, Sequence[str], ControlTransport | None, str, float], PathRelocation]
     extensions: Sequence[Callable[[Raylet], NodeExtension | None]] = ()

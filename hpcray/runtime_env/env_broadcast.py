@@ -1,6 +1,6 @@
 """`--broadcast-env`: a directory read once per job, by rank 0, and copied to every node before its workers start.
 
-Rank 0 packs it into a stream while the stream is already sent down a tree (`core/broadcast.py`); each node keeps it in
+Rank 0 packs it into a stream while the stream is already sent down a tree (`broadcast_relay`); each node keeps it in
 an unnamed file until its children have it, and unpacks it into its session directory. All nodes continue together. The
 raylet does not run yet, so this module has a small loop of its own over the control transport.
 """
@@ -24,9 +24,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from hpcray.common.exceptions import StartupError
-from hpcray.core import broadcast as tree
 from hpcray.platform.direct_io import open_unnamed_file
 from hpcray.platform.path_relocation import PathRelocation
+from hpcray.runtime_env import broadcast_relay as tree
 from hpcray.transport.base import Backoff, ControlTransport, PeerLost
 
 # ------------------------------------------------------------ archive
