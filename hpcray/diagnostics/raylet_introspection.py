@@ -29,21 +29,36 @@ log_tail   [lines]             what was written to last: `LogFiles.tail`
 
 from __future__ import annotations
 
+import contextlib
 import os
+import stat
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
 
 from hpcray.common.ids import raylet_of
-from hpcray.core.raylet.figures_gathering import FIGURES
+from hpcray.common.job_names import (
+    LOG_PIECE,
+    LOG_PREFIX_ACTOR_NAME,
+    LOG_PREFIX_JOB_ID,
+    LOG_PREFIX_TASK_ID,
+    LOG_PREFIX_TASK_NAME,
+    logs_directory,
+    parse_worker_log_name,
+)
+from hpcray.diagnostics.figures_gathering import FIGURES
+from hpcray.diagnostics.node_figures import NodeFigures
 from hpcray.diagnostics.process_activity import ActivityMeter, waits_of
 from hpcray.diagnostics.record_replay import Recorder, portion
+from hpcray.platform.private_files import open_private_file
 from hpcray.platform.process_tree import ProcessIdentity, describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.node_features import NodeParts
+from hpcray.runtime.raylet.log_monitor import read_on
 
 _EVERYTHING = 1 << 40
 _STACK_DUMP_TIME = 0.1
@@ -97,14 +112,16 @@ class RayletIntrospection:
     """Replies to `Introspect` for one raylet.
 
     Attributes:
-        figures: those of this node and, on request, of others.
         preloaded: modules that the fork server was to import ahead of the workers, in their order, and why it could
             not; "" if it has.
     """
 
     def __init__(self, parts: NodeParts) -> None:
-        figures, loop, log_files, lease_manager = parts.figures, parts.loop, parts.log_files, parts.lease_manager
-        self.figures = figures
+        loop, lease_manager = parts.loop, parts.lease_manager
+        log_files = LogFiles(logs_directory(parts.context.session_dir))
+        self._figures = figures = NodeFigures(
+            parts.context, loop, parts.router, lease_manager, parts.store, parts.memory_monitor
+        )
         self.preloaded: dict[str, str] = {}
         self._node = parts.context.info.index
         self._host = parts.context.info.host
@@ -143,12 +160,28 @@ class RayletIntrospection:
             self._fail(src, msg, error)
         return ()
 
+    def on_answer(self, now: float, src: bytes, msg: m.GcsReply) -> Iterable[Any]:
+        """A process of this node, or another raylet, answers what the figures of nodes need."""
+        return self._figures.on_answer(now, src, msg)
+
+    def on_last_figures(self, now: float, src: bytes, msg: m.LastFigures) -> Iterable[Any]:
+        """A worker of this node ends in good order."""
+        return self._figures.on_last(now, src, msg)
+
+    def node_died(self, now: float, node: int) -> None:
+        """Another node is gone."""
+        self._figures.node_died(now, node)
+
+    def row(self) -> dict[str, Any]:
+        """Return the figures of this node: `NodeFigures.row`."""
+        return self._figures.row()
+
     def _answer(self, now: float, src: bytes, msg: m.Introspect) -> None:
         if msg.what == "os":
             self._describe_processes(now, src, msg)
             return
         if msg.what == FIGURES:
-            self.figures.on_ask(now, src, msg.req, msgspec.msgpack.decode(msg.args))
+            self._figures.on_ask(now, src, msg.req, msgspec.msgpack.decode(msg.args))
             return
         method = self._methods.get(msg.what)
         if method is None:
@@ -199,7 +232,7 @@ class RayletIntrospection:
     def _activity(self, asleep: list[int]) -> dict[str, Any]:
         self._meter = self._meter or ActivityMeter()
         found: dict[str, Any] = msgspec.to_builtins(self._meter.look(self._roots(), self._spared(), asleep))
-        busy = max((row["busy"] for row in self.figures.own_gpus()), default=0.0)
+        busy = max((row["busy"] for row in self._figures.own_gpus()), default=0.0)
         return {**found, "gpu": busy, "transfers": len(self._store.transfers())}
 
     def _roots(self) -> list[int]:
@@ -230,3 +263,84 @@ class RayletIntrospection:
 
     def _describe_object(self, oid: bytes) -> dict[str, Any] | None:
         return next((row for row in self._store.largest_objects(_EVERYTHING) if row["id"] == oid), None)
+
+
+# ------------------------------------------------------------ log files
+# The log files of this node, for questions of `hpcray.util.state`. A raylet reads a piece at a time.
+
+
+_MARKS = (LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_ID, LOG_PREFIX_TASK_NAME)
+_TAILED, _TAIL_BYTES = 4, 8 << 10  # files, and bytes of each
+
+
+class LogFiles:
+    """The files in one directory.
+
+    Args:
+        directory: with the log files.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self._directory = Path(directory)
+
+    def find(self, pattern: str = "*") -> dict[str, Any]:
+        """Return the "names" of the files that match a pattern, directories with a slash; or a "problem"."""
+        path = PurePosixPath(pattern)
+        if path.anchor or ".." in path.parts:
+            text = f"Invalid glob filter: {pattern}. It must be a relative path and cannot contain '..'."
+            return {"problem": text}
+        try:
+            found = [
+                one.relative_to(self._directory).as_posix() + ("/" if one.is_dir() else "")
+                for one in self._directory.glob(pattern)
+            ]
+        except (OSError, ValueError, NotImplementedError) as error:
+            return {"problem": f"Invalid glob filter: {pattern}. {error}"}
+        return {"names": sorted(found)}
+
+    def sizes(self) -> dict[str, tuple[int, int]]:
+        """Return (size, inode) of the files of workers, by name, without those that are rotated at this moment."""
+        found = {}
+        for one in self._directory.glob("worker-*"):
+            with contextlib.suppress(OSError):
+                state = one.stat()
+                if stat.S_ISREG(state.st_mode):
+                    found[one.name] = state.st_size, state.st_ino
+        return found
+
+    def read_on(self, name: str, inode: int, offset: int) -> dict[str, Any]:
+        """Return the next "data" of a worker's file, rotated or not, and "inode", "offset" and "more": `read_on`."""
+        if parse_worker_log_name(name) is None or os.path.basename(name) != name:
+            return {"problem": f"{name} is no log file of a worker"}
+        data, inode, offset, more = read_on(str(self._directory / name), inode, offset, LOG_PIECE)
+        return {"data": data, "inode": inode, "offset": offset, "more": more}
+
+    def tail(self, lines: int) -> list[tuple[str, float, str]]:
+        """Return the last lines of what was written to last: (name of the file, time of its last change, line)."""
+        try:
+            files = [(one.stat().st_mtime, one.name) for one in self._directory.glob("worker-*") if one.is_file()]
+        except OSError:
+            return []
+        found: list[tuple[str, float, str]] = []
+        for changed, name in sorted(files)[-_TAILED:]:
+            path = str(self._directory / name)
+            with contextlib.suppress(OSError), os.fdopen(open_private_file(path), "rb", buffering=0) as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                text = file.read(_TAIL_BYTES).decode(errors="replace")
+                told = [line for line in text.splitlines() if line and not line.startswith(_MARKS)]
+                found += [(name, changed, line) for line in told[-lines:]]
+        return found[-lines:]
+
+    def read(self, name: str, start: int, size: int) -> dict[str, Any]:
+        """Return the "data" of a file from offset `start` on, at most `size` bytes, and its "size"; or a "problem"."""
+        path = os.path.abspath(self._directory / name)
+        if not os.path.isfile(path):
+            return {"problem": f"A file is not found at: {path}"}
+        if not Path(path).is_relative_to(self._directory):
+            return {"problem": f"{path} not in {self._directory}"}
+        try:
+            with os.fdopen(open_private_file(str(path)), "rb", buffering=0) as file:
+                file.seek(start)
+                return {"data": file.read(min(size, LOG_PIECE)), "size": os.fstat(file.fileno()).st_size}
+        except OSError as error:
+            return {"problem": f"{path} cannot be read: {error}"}

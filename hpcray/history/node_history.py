@@ -267,7 +267,7 @@ class NodeHistory(NodeExtension):
         """Note what this node uses, where that has changed."""
         if not always and now - self._figures_at < _FIGURES_PERIOD:
             return
-        row = self._raylet.introspection.figures.row()
+        row = self._raylet.introspection.row()
         seconds, self._figures_at = now - self._figures_at, now
         self._waiting = bool(row["waiting"])
         job = row["cpu"]["job"]
@@ -372,7 +372,7 @@ class NodeHistory(NodeExtension):
             started=me.started if me is not None else 0,
             boot=boot_id(),
             program=_SECRET.sub(r"\1\2***", program),
-            total={name: amount[1] for name, amount in self._raylet.introspection.figures.row()["resources"].items()},
+            total={name: amount[1] for name, amount in self._raylet.introspection.row()["resources"].items()},
             logs=os.path.realpath(logs_directory(context.session_dir)) if context.config.log_dir else "",
             end=self._raylet.run_info.end,
             period=PERIOD,

@@ -9,8 +9,8 @@ from typing import Any
 
 from hpcray.common.figures import FunctionRow, quantile
 from hpcray.common.ids import raylet_of
-from hpcray.core.raylet.figures_gathering import FIGURES
 from hpcray.diagnostics.cluster_query import ClusterQuery
+from hpcray.diagnostics.figures_gathering import FIGURES
 from hpcray.platform.session_directory import read_session
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 

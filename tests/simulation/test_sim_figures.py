@@ -14,7 +14,7 @@ import pytest
 from hpcray.common.figures import add_counts, add_functions, quantile
 from hpcray.common.ids import make_proc, node_of
 from hpcray.core.effects import Send
-from hpcray.core.raylet.figures_gathering import FANOUT, FIGURES, FiguresGathering, FiguresReport
+from hpcray.diagnostics.figures_gathering import FANOUT, FIGURES, FiguresGathering, FiguresReport
 from hpcray.protocol import messages as m
 
 LINK = 0.0005  # seconds on the wire

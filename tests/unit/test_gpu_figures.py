@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from hpcray.runtime.raylet import node_figures
-from hpcray.runtime.raylet.node_figures import GpuSampler
+from hpcray.diagnostics import node_figures
+from hpcray.diagnostics.node_figures import GpuSampler
 
 
 class NVMLError(Exception):

@@ -138,7 +138,7 @@ def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlan
     raylet.apply(raylet.lease_manager.node_died(now, node))
     # Cancels receives, so before the transports forget the node.
     raylet.apply(raylet.store.node_died(now, node, raylet.router.neighbor_links))
-    raylet.introspection.figures.node_died(now, node)
+    raylet.introspection.node_died(now, node)
     if control is not None:
         control.forget(node, reason)
     if data is not None:

@@ -50,10 +50,8 @@ from hpcray.runtime.node.slurm_job import end_step, reported_by_launcher, requeu
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClients, NodeContext, share_descriptors
 from hpcray.runtime.raylet.local_sockets import LocalListener
-from hpcray.runtime.raylet.log_files import LogFiles
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
-from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.raylet import Raylet, SpillIo
 from hpcray.runtime.raylet.router import FrameSlotRouter, HeadLocation, Router
 from hpcray.transport.base import ControlTransport, DataPlane, StartError, TransportError
@@ -345,8 +343,6 @@ class _NodeServer:
                 memory_monitor,
                 raylet.head,
                 raylet.events,
-                LogFiles(logs),
-                NodeFigures(context, loop, router, lease_manager, store, memory_monitor),
                 node.template.pid,
                 node.config.chunk,
                 TRANSFER_SLOTS,

@@ -15,9 +15,7 @@ from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_log import NodeEventLog, NodeExtension
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
-from hpcray.runtime.raylet.log_files import LogFiles
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
-from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.raylet import Raylet, RayletDiagnostics
 from hpcray.runtime.raylet.router import Router
 from hpcray.transport.base import ControlTransport
@@ -64,8 +62,6 @@ class NodeParts:
     memory_monitor: MemoryMonitor
     head: Gcs | RecoveringGcs | None
     events: NodeEventLog
-    log_files: LogFiles
-    figures: NodeFigures
     template_pid: int
     chunk: int
     slots: int

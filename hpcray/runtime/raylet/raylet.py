@@ -28,7 +28,6 @@ from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClient
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
-from hpcray.runtime.raylet.node_figures import NodeFigures
 from hpcray.runtime.raylet.router import FrameSlotRouter, Router
 from hpcray.transport.base import DataPlane, TransportError
 
@@ -75,14 +74,25 @@ class RayletDiagnostics(Protocol):
     """Answers of a raylet about itself and its node (`diagnostics.raylet_introspection.RayletIntrospection`).
 
     Attributes:
-        figures: those of this node and, on request, of others.
+        preloaded: modules that the fork server was to import, and why it could not; "" if it has.
     """
 
-    figures: NodeFigures
     preloaded: dict[str, str]
 
     def on_introspect(self, now: float, src: bytes, msg: m.Introspect) -> Iterable[Any]:
         """Answer a question."""
+
+    def on_answer(self, now: float, src: bytes, msg: m.GcsReply) -> Iterable[Any]:
+        """A process of this node, or another raylet, answers a question of this one."""
+
+    def on_last_figures(self, now: float, src: bytes, msg: m.LastFigures) -> Iterable[Any]:
+        """A worker of this node ends in good order."""
+
+    def node_died(self, now: float, node: int) -> None:
+        """Another node is gone."""
+
+    def row(self) -> dict[str, Any]:
+        """Return the figures of this node, as its history keeps them."""
 
 
 class Raylet:
@@ -363,7 +373,7 @@ class Raylet:
     def _on_last_figures(self, now: float, src: bytes, msg: m.LastFigures) -> Iterable[Any]:
         for extension in self.events.extensions:
             extension.last_figures(src, msg.figures)
-        return self.introspection.figures.on_last(now, src, msg)
+        return self.introspection.on_last_figures(now, src, msg)
 
     def _on_end_reason(self, now: float, src: bytes, msg: m.EndReason) -> Iterable[Any]:
         self.events.explain_end(msg.kind, msg.text, src)
@@ -614,7 +624,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.CollectGarbage: lambda r: r.garbage.on_collect,
     m.RetriableTasks: lambda r: r.memory_monitor.on_retriable_tasks,
     m.Introspect: lambda r: r.introspection.on_introspect,
-    m.GcsReply: lambda r: r.introspection.figures.on_answer,
+    m.GcsReply: lambda r: r.introspection.on_answer,
     m.LastFigures: lambda r: r._on_last_figures,
     m.EndReason: lambda r: r._on_end_reason,
     m.ExtensionMessage: lambda r: r._on_extension_message,

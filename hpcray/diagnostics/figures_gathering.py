@@ -27,7 +27,7 @@ class FiguresReport(msgspec.Struct):
     """The figures of some nodes.
 
     Attributes:
-        nodes: a row of each (`runtime.raylet.node_figures.NodeFigures.row`), packed: raylets pass rows on unread.
+        nodes: a row of each (`diagnostics.node_figures.NodeFigures.row`), packed: raylets pass rows on unread.
         functions: what has run there, by name. running, queued: tasks and calls that run and that wait, by name.
         elapsed: microseconds that those which run have run so far, by name.
         latency: seconds that a message took to a node and back, as its parent in the tree has measured them.

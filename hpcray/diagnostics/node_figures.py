@@ -16,8 +16,8 @@ import msgspec
 from hpcray.common.figures import FunctionRow, add_counts, add_functions
 from hpcray.core.effects import Send
 from hpcray.core.object_store.object_store import ObjectStore
-from hpcray.core.raylet.figures_gathering import FIGURES, FiguresGathering, FiguresReport
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
+from hpcray.diagnostics.figures_gathering import FIGURES, FiguresGathering, FiguresReport
 from hpcray.protocol import messages as m
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
