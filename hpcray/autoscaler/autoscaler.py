@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
+from hpcray.autoscaler.resource_demand import Bin, NodeStatus, choose_types, pack
 from hpcray.common.resources import to_amounts
-from hpcray.core.gcs.bin_packing import Bin, Demand, choose_types, pack
 from hpcray.core.gcs.node_types import NodeTypeTable
-from hpcray.core.gcs.resource_demand import NodeStatus
+from hpcray.core.gcs.placement_group_manager import Demand
 
 QUEUED, ALLOCATED, RAY_RUNNING = "QUEUED", "ALLOCATED", "RAY_RUNNING"
 RAY_STOPPING, TERMINATING, TERMINATED = "RAY_STOPPING", "TERMINATING", "TERMINATED"

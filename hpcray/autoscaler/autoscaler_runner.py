@@ -20,11 +20,11 @@ from hpcray.autoscaler.autoscaler import (
     Terminate,
 )
 from hpcray.autoscaler.node_provider import JobNodeProvider, LocalNodeProvider, NodeProvider, has_slurm
+from hpcray.autoscaler.resource_demand import node_uses, read_floor, waiting_requests
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, raylet_of
-from hpcray.core.gcs.bin_packing import Demand
 from hpcray.core.gcs.gcs import Gcs
-from hpcray.core.gcs.resource_demand import node_uses, read_floor, waiting_requests
+from hpcray.core.gcs.placement_group_manager import Demand
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import WORKER
 from hpcray.runtime.node.join_token import join_token_path, write_join_token

@@ -25,10 +25,10 @@ from hpcray.autoscaler.autoscaler import (
     StartNodes,
     Terminate,
 )
+from hpcray.autoscaler.resource_demand import Bin, NodeStatus, choose_types, pack
 from hpcray.common.resources import to_units
-from hpcray.core.gcs.bin_packing import Bin, Demand, choose_types, pack
 from hpcray.core.gcs.node_types import NodeType, NodeTypeTable
-from hpcray.core.gcs.resource_demand import NodeStatus
+from hpcray.core.gcs.placement_group_manager import Demand
 from hpcray.protocol.messages import Shape
 
 CPU = Shape((("CPU", 10_000),))

@@ -16,7 +16,6 @@ from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, show_strategy
 from hpcray.common.resources import ANY, LATE_BOUND_NODES, REPORT_AFTER, Resources, add, bundle_of, group_of, show
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
-from hpcray.core.gcs.bin_packing import group_demands
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.core.gcs.placement_group_scheduler import STRICT_PACK, STRICT_SPREAD, PlacementGroupScheduler, Plan
 from hpcray.core.gcs.state_log import DirtyRows
@@ -668,3 +667,33 @@ class PlacementGroupManager:
 
 def _unknown_group(dest: bytes, group: bytes) -> Send:
     return Send(dest, m.PlacementGroupStateUpdate(group, REMOVED, "it was removed"))
+
+
+@dataclass(slots=True)
+class Demand:
+    """Equal requests that wait.
+
+    Attributes:
+        apart: requests with the same word must be on different nodes; "": they may share one.
+    """
+
+    shape: m.Shape
+    count: int
+    apart: str = ""
+
+
+def group_demands(spec: m.GroupSpec, bundles: Mapping[int, Resources]) -> list[Demand]:
+    """Bundles of a placement group as demands. PACK and SPREAD are preferences, and make no difference."""
+    counts: dict[m.Shape, int] = {}
+    if spec.strategy == STRICT_PACK:
+        whole: Resources = {}
+        for amounts in bundles.values():
+            add(whole, amounts)
+        selectors = [spec.selectors[index] for index in bundles if spec.selectors and spec.selectors[index]]
+        counts[m.Shape(tuple(sorted(whole.items())), next(iter(selectors), ""))] = 1
+    else:
+        for index, amounts in bundles.items():
+            shape = m.Shape(tuple(sorted(amounts.items())), spec.selectors[index] if spec.selectors else "")
+            counts[shape] = counts.get(shape, 0) + 1
+    apart = spec.group.hex() if spec.strategy == STRICT_SPREAD else ""
+    return [Demand(shape, count, apart) for shape, count in counts.items()]

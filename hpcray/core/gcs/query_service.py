@@ -27,19 +27,18 @@ kv_items              [prefix, namespace]                            [[key, valu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
 
 from hpcray.common.resources import Resources, add, plain, to_amounts
 from hpcray.core.gcs import state_log as rows
-from hpcray.core.gcs.actor_manager import ActorManager
+from hpcray.core.gcs.actor_manager import DEAD, ActorManager
 from hpcray.core.gcs.cluster_resources import ClusterResources, NodeResources, node_labels
 from hpcray.core.gcs.cluster_scheduler import ClusterScheduler
 from hpcray.core.gcs.node_types import TYPE_LABEL
 from hpcray.core.gcs.placement_group_manager import GcsPlacementGroup, PlacementGroupManager
-from hpcray.core.gcs.resource_demand import hosts_of_actors, is_idle
 from hpcray.core.gcs.state_log import DirtyRows
 from hpcray.protocol.messages import GcsCall, GcsReply, NodeInfo
 
@@ -396,3 +395,21 @@ def _with_node_names(info: NodeInfo, amounts: Resources) -> Resources:
     if info.index == 0:
         unit["node:__internal_head__"] = 10_000
     return {**unit, **amounts}
+
+
+def hosts_of_actors(actors: ActorManager) -> set[int]:
+    """The nodes that have actors, or are about to have some."""
+    return {actor.node for actor in actors.actors.values() if actor.node >= 0 and actor.state != DEAD}
+
+
+def is_idle(state: NodeResources, hosts: Collection[int]) -> bool:
+    """Return whether nothing runs on a node. Objects there are no obstacle.
+
+    Args:
+        hosts: the nodes that have actors.
+    """
+    return state.index not in hosts and all(
+        state.available.get(name, 0) >= units
+        for name, units in state.info.total.items()
+        if name != "object_store_memory"
+    )
