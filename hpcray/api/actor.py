@@ -50,7 +50,6 @@ from hpcray.api.export import (
 from hpcray.api.launch_hooks import actor_hooks
 from hpcray.api.options import METHOD_RULES, ActorOptions, check_generator, did_you_mean, yields
 from hpcray.api.placement_group import with_placement
-from hpcray.api.runtime_env import ACTOR_LIFETIME, runtime_envs_of, with_runtime_env
 from hpcray.api.session import check_namespace, require_session
 from hpcray.common.exceptions import ActorHandleNotFoundError
 from hpcray.common.ids import HEAD, run_of
@@ -58,6 +57,7 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS, has_async_method
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime_env.submitted_runtime_env import ACTOR_LIFETIME, runtime_envs_of, with_runtime_env
 
 if TYPE_CHECKING:
     from hpcray.api.actor_handle import AnyMethod, StreamingMethod

@@ -11,12 +11,12 @@ from hpcray.api.export import Arity, arity, check_size, describe, exported, full
 from hpcray.api.launch_hooks import task_hooks
 from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, transport_of, yields
 from hpcray.api.placement_group import with_placement
-from hpcray.api.runtime_env import environment_of, with_runtime_env
 from hpcray.api.session import require_session
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.runtime_env.submitted_runtime_env import environment_of, with_runtime_env
 
 if TYPE_CHECKING:
     from hpcray.durable.durable_tasks import DurableFunction

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpcray.api.actor_handle import ActorHandle
-from hpcray.api.runtime_env import public_runtime_env, runtime_envs_of
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import RaySystemError
 from hpcray.common.resources import ACCELERATORS, Resources, plain, to_amounts
@@ -20,6 +19,7 @@ from hpcray.platform.accelerators import assigned_accelerators, assigned_gpus, g
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import RuntimeEnv
+from hpcray.runtime_env.submitted_runtime_env import public_runtime_env, runtime_envs_of
 
 logger = logging.getLogger(__name__)
 

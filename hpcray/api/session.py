@@ -17,7 +17,6 @@ import msgspec
 
 from hpcray.api.driver_job import LoggingConfig, announce, imported_libraries
 from hpcray.api.options import ACTOR_RULES, did_you_mean
-from hpcray.api.runtime_env import ACTOR_LIFETIME, merge_submitted_runtime_env, modify_runtime_env, runtime_envs_of
 from hpcray.common.config import Config
 from hpcray.common.exceptions import JobDrainingError, RaySystemError
 from hpcray.common.ids import raylet_of
@@ -40,6 +39,12 @@ from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_in
 from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, WorkerOutputPrinter
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime_env.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
+from hpcray.runtime_env.submitted_runtime_env import (
+    ACTOR_LIFETIME,
+    merge_submitted_runtime_env,
+    modify_runtime_env,
+    runtime_envs_of,
+)
 from hpcray.transport.startup import read_launch
 
 # ------------------------------------------------------------ late address

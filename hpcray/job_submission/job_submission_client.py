@@ -19,7 +19,6 @@ from typing import Any, NoReturn
 from hpcray.api.actor import get_actor, kill, make_actor_class
 from hpcray.api.objects import get
 from hpcray.api.options import ActorOptions
-from hpcray.api.runtime_env import package_of, package_uri, path_of_module
 from hpcray.api.scheduling_strategies import NodeAffinitySchedulingStrategy
 from hpcray.common.config import RAY_LIBRARIES
 from hpcray.common.exceptions import RayError
@@ -34,6 +33,7 @@ from hpcray.job_submission.job_supervisor import JobSupervisor
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import IN_PLACE, RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.runtime_env.runtime_env_setup import package_digest
+from hpcray.runtime_env.submitted_runtime_env import package_of, package_uri, path_of_module
 from hpcray.state import attached, connected
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.job_table import JobInfo, JobStatus, JobTable

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from hpcray.api.runtime_env import package_of
 from hpcray.exceptions import RuntimeEnvSetupError
 from hpcray.runtime_env.runtime_env_setup import PackageError, pack_package, unpack_package
+from hpcray.runtime_env.submitted_runtime_env import package_of
 
 FILE = stat.S_IFREG | 0o644
 Entry = tuple[str, bytes, int]

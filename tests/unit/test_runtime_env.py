@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from hpcray.api.runtime_env import merge_submitted_runtime_env
 from hpcray.runtime_env.runtime_env import RuntimeEnv, RuntimeEnvConfig, unsupported_field_error, validated_runtime_env
 from hpcray.runtime_env.runtime_env_setup import (
     PackageError,
@@ -30,6 +29,7 @@ from hpcray.runtime_env.runtime_env_setup import (
     unpack_package,
     zip_of_tar,
 )
+from hpcray.runtime_env.submitted_runtime_env import merge_submitted_runtime_env
 
 
 @dataclass
