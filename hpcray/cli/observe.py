@@ -37,10 +37,9 @@ from hpcray.diagnostics.record_replay import replay as replay_core
 from hpcray.diagnostics.wait_graph import show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
-from hpcray.state.job_view import LiveJob
 from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
 from hpcray.state.node_metrics import common_labels, export_metrics, own_metrics
-from hpcray.state.overview import JobOverview
+from hpcray.state.overview import JobOverview, LiveJob
 from hpcray.state.reports import (
     WaitSearch,
     count_objects,

@@ -15,8 +15,7 @@ from hpcray.cli import top_cells
 from hpcray.cli.history import ended_job, print_status
 from hpcray.cli.job_option import job, job_option
 from hpcray.common.terminal_text import plain
-from hpcray.state.job_view import LiveJob
-from hpcray.state.overview import JobUse
+from hpcray.state.overview import JobUse, LiveJob
 from hpcray.state.reports import print_table
 
 _PLAIN_WIDTH = 200  # all columns

@@ -19,8 +19,7 @@ from textual.worker import get_current_worker
 from hpcray.cli import top_cells
 from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
-from hpcray.state.job_view import JobSource
-from hpcray.state.overview import FunctionUse, JobUse
+from hpcray.state.overview import FunctionUse, JobSource, JobUse
 from hpcray.state.reports import format_duration
 
 _MOST_ROWS = 1000

@@ -87,7 +87,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "hpcray.state.job_table:JobErrorType JobInfo JobStatus",
         "hpcray.common.job_names:JOB_ACTOR_NAME_TEMPLATE JOB_ID_METADATA_KEY JOB_LOGS_PATH_TEMPLATE "
         "JOB_NAME_METADATA_KEY SUPERVISOR_ACTOR_RAY_NAMESPACE",
-        "hpcray.job_submission.job_records:JobSubmitRequest",
+        "hpcray.job_submission.job_submission_client:JobSubmitRequest",
     ),
     "ray.dashboard.modules.job.sdk": ("hpcray.job_submission:JobSubmissionClient",),
     "ray.dashboard.modules.metrics": (),

@@ -26,9 +26,8 @@ from hpcray.platform.session_directory import read_session
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.aggregator import StateAggregator
-from hpcray.state.job_view import LiveJob
 from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
-from hpcray.state.overview import FunctionUse, JobUse, NodeUse
+from hpcray.state.overview import FunctionUse, JobUse, LiveJob, NodeUse
 from hpcray.state.profile import ProfileError, ProfileRequest, frame_name, limits, take_profile
 from hpcray.state.reports import show_demand, show_stacks
 

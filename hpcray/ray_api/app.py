@@ -24,7 +24,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from hpcray.common.exceptions import RayError
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.job_submission import JobDetails, JobSubmissionClient
-from hpcray.job_submission.job_records import JobSubmitRequest
+from hpcray.job_submission.job_submission_client import JobSubmitRequest
 from hpcray.platform.private_files import make_private_directory
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.cluster_status import ClusterStatus, cluster_status, show_status, usage_of

@@ -82,7 +82,7 @@ _MODULES = {
     ),
     *("state", "tracing", *_WHERE.values(), *_ALIASES),
 }
-_OTLP_HOOK = "hpcray.util.tracing.otlp_file:set_up"
+_OTLP_HOOK = "hpcray.util.tracing.tracing_helper:set_up"
 
 
 class _AliasModule(ModuleType):
