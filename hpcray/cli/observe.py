@@ -59,7 +59,7 @@ from hpcray.state.reports import (
     summary_rows,
 )
 from hpcray.state.schemas import Filter, GetLogOptions
-from hpcray.topology.node_order import draw, network
+from hpcray.topology.node_order import draw, near_domains, network
 
 _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store", "waiting", "id")
 
@@ -478,7 +478,7 @@ def replay(file: Path, as_json: bool) -> None:
     Exit code 1 when a decision differs: this is another version, or a core depends on more than its inputs.
     """
     try:
-        results = [replay_core(record) for record in recordings.read(file)]
+        results = [replay_core(record, near_sets=near_domains) for record in recordings.read(file)]
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:

@@ -29,6 +29,7 @@ from hpcray.core.core_worker.object_recovery import KeptCopies, Lineage, ObjectR
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.core.core_worker.reference_counter import ReferenceCounter
 from hpcray.core.gcs.gcs import Gcs
+from hpcray.core.gcs.placement_group_scheduler import NearSets
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.core.raylet.worker_pool import WorkerPool
@@ -591,11 +592,12 @@ class Replay:
         return f"node {self.node} {self.core}{f' {show_proc(self.proc)}' if self.proc else ''}"
 
 
-def replay(record: Record, most: int = 10) -> Replay:
+def replay(record: Record, most: int = 10, near_sets: NearSets | None = None) -> Replay:
     """Make the core again, give it the same inputs, and compare its decisions.
 
     Args:
         record: complete from its first input on. most: stop after so many differences; one may cause the next.
+        near_sets: of the heads of jobs, see `PlacementGroupScheduler`.
     """
     done = Replay(record.core, record.node, proc=record.proc)
     if record.forgotten:
@@ -603,7 +605,7 @@ def replay(record: Record, most: int = 10) -> Replay:
     if record.core == "owner":
         _replay_owner(record, done, most)
         return done
-    core = make(record)
+    core = make(record, near_sets)
     kinds = inputs_of(record.core)
     for step, given in enumerate(record.inputs):
         args = _arguments(given, kinds[given.method])
@@ -669,12 +671,12 @@ def portion(record: Record, start: int, size: int = 1 << 20) -> Any:
     return msgspec.to_builtins(msgspec.structs.replace(record, inputs=inputs), builtin_types=(bytes,))
 
 
-def make(record: Record) -> Any:
+def make(record: Record, near_sets: NearSets | None = None) -> Any:
     """A core in the state before its first input."""
     made: Mapping[str, Any] = record.made
     config = Config(**made["config"])
     if record.core == "head":
-        return Gcs(config)
+        return Gcs(config, near_sets)
     if record.core == "store":
         return ObjectStore(record.node, **made["store"])
     ids = made["gpu_ids"], made.get("device_ids")

@@ -8,7 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -78,6 +78,7 @@ def run_node(
                 diagnostics=RayletIntrospection,
                 labels=_find_labels,
                 share_directory=_share_directory,
+                near_sets=_near_sets,
                 extensions=[_node_history],
             )
             opened = open_node(node, features)
@@ -105,6 +106,12 @@ def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str]) -> dict[s
     return node_labels(
         environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus
     )
+
+
+def _near_sets(*group: Any) -> list[list[int]]:
+    from hpcray.topology.node_order import near_domains
+
+    return near_domains(*group)
 
 
 def _share_directory(

@@ -1,15 +1,26 @@
-"""Orders of nodes in which neighbours in the network follow each other, and the network as a tree to look at."""
+"""Which nodes are near each other: orders of nodes in which neighbours in the network follow each other, sets of nodes
+for placement groups, and the network as a tree to look at."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hpcray.common.labels import Place, place_of
-from hpcray.core.gcs.placement_group_scheduler import PACK, near_domains
+from hpcray.common.resources import Resources, add, fits
+from hpcray.core.gcs.placement_group_scheduler import (
+    PACK,
+    SPREAD,
+    STRICT_SPREAD,
+    Bundles,
+    count_fitting,
+    least_share,
+)
 
 _RANKS = "ranks"
 _SHOWN_LABELS = ("hpcray.io/block", "ray.io/gpu-domain", "hpcray.io/rack")
+_TINY = 1e-9
+"""Shares of the bundles are sums of fractions."""
 
 
 def in_order(nodes: Sequence[str], places: Mapping[str, Place]) -> list[str]:
@@ -118,3 +129,93 @@ def _node_text(node: Mapping[str, Any]) -> str:
     more = [f"{key.rpartition('/')[2]} {text}" for key, text in sorted(node["labels"].items())]
     state = [] if node["alive"] else ["dead"]
     return f"{node['host']} (node {node['index']}{''.join(', ' + text for text in [*more, *state])})"
+
+
+# ------------------------------------------------------------ placement groups
+# Nodes that are near each other, for the bundles of a placement group.
+
+
+def near_domains(
+    bundles: Bundles, strategy: str, free: Mapping[int, Resources], used: Mapping[int, int], places: Mapping[int, Place]
+) -> list[list[int]]:
+    """Return sets of nodes that may hold the bundles, behind as few leaf switches as possible; the best set first.
+
+    Sets behind equally few leaves are ranked by how deep in the network they have a switch in common, and then by the
+    room that they leave, so that larger groups find whole switches later. The number of leaves is the least possible
+    where all bundles are alike; else room is estimated, and further leaves follow in the next set.
+
+    Args:
+        bundles, strategy, free, used: as `plan_bundles` takes them.
+        places: of the nodes; those without a place count as one leaf.
+    """
+    one_each = strategy in (SPREAD, STRICT_SPREAD)
+    shares = _shares(bundles, free, one_each)
+    if strategy == STRICT_SPREAD:
+        shares = {node: share for node, share in shares.items() if node not in used}
+    leaves: dict[Place, list[int]] = {}
+    room: dict[Place, float] = {}
+    for node, share in shares.items():
+        place = places.get(node, ())
+        leaves.setdefault(place, []).append(node)
+        room[place] = room.get(place, 0.0) + share
+    own = {places.get(node, ()) for node in used} & leaves.keys()
+    ranked = sorted(room, key=lambda place: (place not in own, -room[place], place))
+    below: dict[Place, list[Place]] = {}
+    for place in ranked:
+        for depth in range(len(place) + 1):
+            below.setdefault(place[:depth], []).append(place)
+    found = []
+    for switch, candidates in below.items():
+        chosen = _fewest(candidates, room, own, leaves)
+        if chosen:
+            new = sum(place not in own for place in chosen)
+            spare = sum(room[place] for place in chosen)
+            nodes = sum(len(leaves[place]) for place in chosen)
+            found.append((new, -len(switch), spare, nodes, chosen))
+    if not found:
+        return []
+    best = min(found)[-1]
+    rest = [place for place in ranked if place not in best]
+    more = [*best, *rest[: len(best)]]
+    sets = [best, more, ranked]
+    return [[node for place in some for node in leaves[place]] for i, some in enumerate(sets) if some not in sets[:i]]
+
+
+def _shares(bundles: Bundles, free: Mapping[int, Resources], one_each: bool) -> dict[int, float]:
+    """For each node with room, the part of all bundles that it can take."""
+    kinds = {tuple(sorted(amounts.items())): amounts for amounts in bundles.values()}
+    if len(kinds) == 1:
+        (amounts,) = kinds.values()
+        part = 1 / len(bundles)
+        counts = {node: count_fitting(amounts, have, len(bundles)) for node, have in free.items()}
+        return {node: part * (1 if one_each else count) for node, count in counts.items() if count}
+    need: Resources = {}
+    for amounts in bundles.values():
+        add(need, amounts)
+    if one_each:
+        some = list(kinds.values())
+        part = 1 / len(bundles)
+        return {node: part for node, have in free.items() if any(fits(amounts, have) for amounts in some)}
+    shares = {node: min(1.0, least_share(have, need)) for node, have in free.items()}
+    return {node: share for node, share in shares.items() if share > 0}
+
+
+def _fewest(
+    candidates: Sequence[Place],
+    room: Mapping[Place, float],
+    own: Collection[Place],
+    leaves: Mapping[Place, Sequence[int]],
+) -> list[Place]:
+    """The fewest of these leaves, sorted by room, that have room for everything; [] where all have too little."""
+    chosen: list[Place] = []
+    left = 1.0 - _TINY
+    for number, place in enumerate(candidates):
+        if room[place] >= left and place not in own:
+            # The last one: the smallest that is large enough, and that with the larger nodes of several.
+            enough = [leaf for leaf in candidates[number:] if room[leaf] >= left]
+            return [*chosen, min(enough, key=lambda leaf: (room[leaf], len(leaves[leaf]), leaf))]
+        chosen.append(place)
+        left -= room[place]
+        if left <= 0:
+            return chosen
+    return []

@@ -14,6 +14,7 @@ from hpcray.common.labels import nearness, place_of
 from hpcray.core.gcs import placement_group_scheduler as scheduler
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.protocol.messages import GroupSpec, NodeInfo
+from hpcray.topology.node_order import near_domains
 
 UNIT = 10_000
 amounts = st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.integers(0, 3), max_size=2)
@@ -45,6 +46,10 @@ def test_equal_bundles_are_spread_as_unequal_ones(
     finally:
         scheduler._alike = alike
     assert quick == slow
+
+
+def planner(resources: ClusterResources) -> scheduler.PlacementGroupScheduler:
+    return scheduler.PlacementGroupScheduler(resources, near_domains)
 
 
 class Group:
@@ -109,7 +114,7 @@ def test_groups_in_a_half_occupied_fat_tree_take_the_fewest_leaf_switches(
     resources = fat_tree(1000, 20, 5, seed)
     for count, cpus in ((2, 8), (10, 8), (16, 3), (64, 8), (100, 2), (200, 8)):
         group = Group([{"CPU": cpus * UNIT}] * count, strategy)
-        plan = scheduler.PlacementGroupScheduler(resources).find_plan(group)
+        plan = planner(resources).find_plan(group)
         assert plan is not None and len(plan) == count
         taken = {resources.places[node] for node in plan.values()}
         assert len(taken) == least(resources, cpus, count, one_each)
@@ -119,7 +124,7 @@ def test_leaves_of_one_pod_are_preferred_where_there_are_as_many() -> None:
     resources = fat_tree(80, 4, 5, 0, half=False)
     for index in range(0, 80, 4):  # no leaf has room for all
         resources.nodes[index].available["CPU"] = 0
-    plan = scheduler.PlacementGroupScheduler(resources).find_plan(Group([{"CPU": 8 * UNIT}] * 6, "PACK"))
+    plan = planner(resources).find_plan(Group([{"CPU": 8 * UNIT}] * 6, "PACK"))
     assert plan is not None
     places = [resources.places[node] for node in plan.values()]
     assert len(set(places)) == 2 and all(nearness(places[0], place) >= 2 for place in places)
@@ -128,20 +133,20 @@ def test_leaves_of_one_pod_are_preferred_where_there_are_as_many() -> None:
 def test_unequal_bundles_and_lost_ones_stay_near() -> None:
     resources = fat_tree(100, 10, 5, 3)
     group = Group([{"CPU": 8 * UNIT}, {"CPU": 2 * UNIT}, {"CPU": UNIT}] * 3, "PACK")
-    plan = scheduler.PlacementGroupScheduler(resources).find_plan(group)
+    plan = planner(resources).find_plan(group)
     assert plan is not None
     (place,) = {resources.places[node] for node in plan.values()}
     group.placed = {index: node for index, node in plan.items() if index > 1}
-    again = scheduler.PlacementGroupScheduler(resources).find_plan(group)
+    again = planner(resources).find_plan(group)
     assert again is not None and {resources.places[node] for node in again.values()} == {place}
 
 
 def test_a_group_that_needs_everything_gets_it() -> None:
     resources = fat_tree(60, 10, 2, 1, half=False)
     for strategy in ("PACK", "SPREAD", "STRICT_SPREAD"):
-        plan = scheduler.PlacementGroupScheduler(resources).find_plan(Group([{"CPU": 8 * UNIT}] * 60, strategy))
+        plan = planner(resources).find_plan(Group([{"CPU": 8 * UNIT}] * 60, strategy))
         assert plan is not None and len(set(plan.values())) == 60
-        assert scheduler.PlacementGroupScheduler(resources).find_plan(Group([{"CPU": UNIT}] * 481, strategy)) is None
+        assert planner(resources).find_plan(Group([{"CPU": UNIT}] * 481, strategy)) is None
 
 
 def test_places() -> None:

@@ -16,6 +16,7 @@ from hpcray.core.gcs.cluster_scheduler import ClusterScheduler
 from hpcray.core.gcs.garbage_collection import GlobalGarbageCollection
 from hpcray.core.gcs.node_types import NodeTypeTable, parse_node_types
 from hpcray.core.gcs.placement_group_manager import PlacementGroupManager
+from hpcray.core.gcs.placement_group_scheduler import NearSets
 from hpcray.core.gcs.query_service import QueryService
 from hpcray.core.gcs.recovery import (
     GcsTables,
@@ -42,6 +43,9 @@ head itself."""
 class Gcs:
     """Actors, placement groups, key-value store, queries, and where unmet lease requests are sent.
 
+    Args:
+        near_sets: see `PlacementGroupScheduler`.
+
     Attributes:
         log: of all that must not be lost with this process, see `gcs.recovery`.
         actors, garbage, groups, queries, resources, scheduler: its parts.
@@ -49,7 +53,7 @@ class Gcs:
         resumed: what came back from the run before; None until the program has sent SetJob, or if there was none.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, near_sets: NearSets | None = None) -> None:
         self.config = config
         self.session = ""
         self.job: m.JobInfo | None = None
@@ -62,7 +66,7 @@ class Gcs:
         self.resources = ClusterResources(
             config.spread_threshold, NodeTypeTable(parse_node_types(config.node_types), bool(config.max_nodes))
         )
-        self.groups = PlacementGroupManager(self.resources, self._dirty_rows, self._group_removed)
+        self.groups = PlacementGroupManager(self.resources, self._dirty_rows, self._group_removed, near_sets)
         self.scheduler = ClusterScheduler(self.resources, self.groups.is_removed, config.locality_wait)
         self.actors = ActorManager(self.resources, self._dirty_rows, self.groups.is_for_removed_group)
         self.queries = QueryService(self.resources, self.scheduler, self.actors, self.groups, self._dirty_rows)
@@ -304,8 +308,8 @@ class RecoveringGcs:
         awaited: nodes whose inventories have not come yet.
     """
 
-    def __init__(self, config: Config) -> None:
-        self.gcs = Gcs(config)
+    def __init__(self, config: Config, near_sets: NearSets | None = None) -> None:
+        self.gcs = Gcs(config, near_sets)
         self.awaited: set[int] = set()
         self._held: dict[int, m.NodeInventory] = {}
         self._deferred: list[_Event] = []

@@ -17,7 +17,13 @@ from hpcray.common.resources import ANY, LATE_BOUND_NODES, REPORT_AFTER, Resourc
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows
 from hpcray.core.gcs.cluster_resources import ClusterResources
-from hpcray.core.gcs.placement_group_scheduler import STRICT_PACK, STRICT_SPREAD, PlacementGroupScheduler, Plan
+from hpcray.core.gcs.placement_group_scheduler import (
+    STRICT_PACK,
+    STRICT_SPREAD,
+    NearSets,
+    PlacementGroupScheduler,
+    Plan,
+)
 from hpcray.core.gcs.state_log import DirtyRows
 from hpcray.protocol import messages as m
 
@@ -137,15 +143,20 @@ class PlacementGroupManager:
         resources: what every node has.
         dirty_rows: where changed rows are noted for the state log.
         on_removed: called with the time, the id of a removed group in hex, and the list of effects.
+        near_sets: see `PlacementGroupScheduler`.
     """
 
     def __init__(
-        self, resources: ClusterResources, dirty_rows: DirtyRows, on_removed: Callable[[float, str, list[Effect]], None]
+        self,
+        resources: ClusterResources,
+        dirty_rows: DirtyRows,
+        on_removed: Callable[[float, str, list[Effect]], None],
+        near_sets: NearSets | None = None,
     ) -> None:
         self._resources = resources
         self._dirty_rows = dirty_rows
         self._on_removed = on_removed
-        self._scheduler = PlacementGroupScheduler(resources)
+        self._scheduler = PlacementGroupScheduler(resources, near_sets)
         self._retried_at = float("-inf")
         self._groups: dict[bytes, GcsPlacementGroup] = {}
         self._waiting: OrderedDict[bytes, GcsPlacementGroup] = OrderedDict()

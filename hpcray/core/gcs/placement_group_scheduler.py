@@ -14,6 +14,12 @@ PACK, SPREAD, STRICT_PACK, STRICT_SPREAD = "PACK", "SPREAD", "STRICT_PACK", "STR
 Bundles = Mapping[int, Resources]
 Plan = dict[int, int]
 """Bundle index to node."""
+NearSets = Callable[
+    [Bundles, str, Mapping[int, Resources], Mapping[int, int], Mapping[int, Place]], Sequence[Collection[int]]
+]
+"""Sets of nodes that may hold the bundles and are near each other, the best set first. Called with the bundles that
+need a place, the strategy of the group, what the nodes have left, how many bundles of the group are on which node
+already, and the places of the nodes in the network, as far as they are known."""
 
 
 def plan_bundles(
@@ -31,95 +37,9 @@ def plan_bundles(
     return planner(bundles, free, used)
 
 
-def near_domains(
-    bundles: Bundles, strategy: str, free: Mapping[int, Resources], used: Mapping[int, int], places: Mapping[int, Place]
-) -> list[list[int]]:
-    """Return sets of nodes that may hold the bundles, behind as few leaf switches as possible; the best set first.
-
-    Sets behind equally few leaves are ranked by how deep in the network they have a switch in common, and then by the
-    room that they leave, so that larger groups find whole switches later. The number of leaves is the least possible
-    where all bundles are alike; else room is estimated, and further leaves follow in the next set.
-
-    Args:
-        bundles, strategy, free, used: as `plan_bundles` takes them.
-        places: of the nodes; those without a place count as one leaf.
-    """
-    one_each = strategy in (SPREAD, STRICT_SPREAD)
-    shares = _shares(bundles, free, one_each)
-    if strategy == STRICT_SPREAD:
-        shares = {node: share for node, share in shares.items() if node not in used}
-    leaves: dict[Place, list[int]] = {}
-    room: dict[Place, float] = {}
-    for node, share in shares.items():
-        place = places.get(node, ())
-        leaves.setdefault(place, []).append(node)
-        room[place] = room.get(place, 0.0) + share
-    own = {places.get(node, ()) for node in used} & leaves.keys()
-    ranked = sorted(room, key=lambda place: (place not in own, -room[place], place))
-    below: dict[Place, list[Place]] = {}
-    for place in ranked:
-        for depth in range(len(place) + 1):
-            below.setdefault(place[:depth], []).append(place)
-    found = []
-    for switch, candidates in below.items():
-        chosen = _fewest(candidates, room, own, leaves)
-        if chosen:
-            new = sum(place not in own for place in chosen)
-            spare = sum(room[place] for place in chosen)
-            nodes = sum(len(leaves[place]) for place in chosen)
-            found.append((new, -len(switch), spare, nodes, chosen))
-    if not found:
-        return []
-    best = min(found)[-1]
-    rest = [place for place in ranked if place not in best]
-    more = [*best, *rest[: len(best)]]
-    sets = [best, more, ranked]
-    return [[node for place in some for node in leaves[place]] for i, some in enumerate(sets) if some not in sets[:i]]
-
-
-def _shares(bundles: Bundles, free: Mapping[int, Resources], one_each: bool) -> dict[int, float]:
-    """For each node with room, the part of all bundles that it can take."""
-    kinds = {tuple(sorted(amounts.items())): amounts for amounts in bundles.values()}
-    if len(kinds) == 1:
-        (amounts,) = kinds.values()
-        part = 1 / len(bundles)
-        counts = {node: _count(amounts, have, len(bundles)) for node, have in free.items()}
-        return {node: part * (1 if one_each else count) for node, count in counts.items() if count}
-    need: Resources = {}
-    for amounts in bundles.values():
-        add(need, amounts)
-    if one_each:
-        some = list(kinds.values())
-        part = 1 / len(bundles)
-        return {node: part for node, have in free.items() if any(fits(amounts, have) for amounts in some)}
-    shares = {node: min(1.0, _least(have, need)) for node, have in free.items()}
-    return {node: share for node, share in shares.items() if share > 0}
-
-
-def _count(amounts: Resources, free: Resources, most: int) -> int:
+def count_fitting(amounts: Resources, free: Resources, most: int) -> int:
     """How often the amounts fit, at most `most` times."""
     return min((free.get(name, 0) // units for name, units in amounts.items() if units), default=most)
-
-
-def _fewest(
-    candidates: Sequence[Place],
-    room: Mapping[Place, float],
-    own: Collection[Place],
-    leaves: Mapping[Place, Sequence[int]],
-) -> list[Place]:
-    """The fewest of these leaves, sorted by room, that have room for everything; [] where all have too little."""
-    chosen: list[Place] = []
-    left = 1.0 - _TINY
-    for number, place in enumerate(candidates):
-        if room[place] >= left and place not in own:
-            # The last one: the smallest that is large enough, and that with the larger nodes of several.
-            enough = [leaf for leaf in candidates[number:] if room[leaf] >= left]
-            return [*chosen, min(enough, key=lambda leaf: (room[leaf], len(leaves[leaf]), leaf))]
-        chosen.append(place)
-        left -= room[place]
-        if left <= 0:
-            return chosen
-    return []
 
 
 def _strict_pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
@@ -171,7 +91,7 @@ def _pack_alike(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[i
     amounts = bundles[left[0]]
     order = sorted(free, key=lambda node: (-used.get(node, 0), node))
     rank = {node: place for place, node in enumerate(order)}
-    counts = {node: _count(amounts, free[node], len(left)) for node in order}
+    counts = {node: count_fitting(amounts, free[node], len(left)) for node in order}
     for node in sorted(order, key=lambda node: (-counts[node], rank[node])):
         if counts[node] == 0:
             return None
@@ -195,7 +115,7 @@ def _spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, 
         fitting = [node for node in room if fits(bundles[index], room[node])]
         if not fitting:
             return None
-        node = min(fitting, key=lambda node: (count.get(node, 0), -_least(room[node], bundles[index]), node))
+        node = min(fitting, key=lambda node: (count.get(node, 0), -least_share(room[node], bundles[index]), node))
         subtract(room[node], bundles[index])
         count[node] = count.get(node, 0) + 1
         planned[index] = node
@@ -210,12 +130,12 @@ def _strict_spread(bundles: Bundles, free: Mapping[int, Resources], used: Mappin
     if _alike(bundles):
         amounts = next(iter(bundles.values()), {})
         fitting = [node for node in nodes if fits(amounts, free[node])]
-        fitting.sort(key=lambda node: (-_least(free[node], amounts), node))
+        fitting.sort(key=lambda node: (-least_share(free[node], amounts), node))
         return dict(zip(sorted(bundles), fitting, strict=False)) if len(fitting) >= len(bundles) else None
     holds: dict[int, int] = {}
     for index in _large_first(bundles):
         fitting = [node for node in nodes if fits(bundles[index], free[node])]
-        fitting.sort(key=lambda node: (node in holds, -_least(free[node], bundles[index]), node))
+        fitting.sort(key=lambda node: (node in holds, -least_share(free[node], bundles[index]), node))
         if not _match(index, fitting, bundles, free, nodes, holds):
             return None
     return {index: node for node, index in holds.items()}
@@ -265,7 +185,7 @@ def _filled(left: list[int], bundles: Bundles, free: Resources) -> list[int]:
     return taken
 
 
-def _least(free: Resources, request: Resources) -> float:
+def least_share(free: Resources, request: Resources) -> float:
     """How often the request fits, as a fraction: room is best where this is largest."""
     return min((free.get(name, 0) / units for name, units in request.items() if units), default=0.0)
 
@@ -294,8 +214,6 @@ BUNDLE_KINDS = 8
 """Different bundles of a group for which good nodes are sought in a large cluster."""
 _MARK = "label of bundle "
 _PLENTY = 1 << 60
-_TINY = 1e-9
-"""Shares of the bundles are sums of fractions."""
 
 
 class _PlaceableGroup(Protocol):
@@ -312,10 +230,15 @@ class _PlaceableGroup(Protocol):
 
 
 class PlacementGroupScheduler:
-    """Plans groups with what the GCS knows of every node: with a few good nodes first, with all if these do not do."""
+    """Plans groups with what the GCS knows of every node: with a few good nodes first, with all if these do not do.
 
-    def __init__(self, resources: ClusterResources) -> None:
+    Args:
+        near_sets: None: the network makes no difference.
+    """
+
+    def __init__(self, resources: ClusterResources, near_sets: NearSets | None = None) -> None:
         self._resources = resources
+        self._near_sets = near_sets
         self._failures: set[tuple[object, ...]] = set()
 
     def forget_failures(self) -> None:
@@ -333,7 +256,7 @@ class PlacementGroupScheduler:
             found = self._plan(group.spec, bundles, first, used)
             if found is not None and not group.avoid & first.keys():
                 return found
-        near = len(bundles) > 1 and len(set(self._resources.places.values())) > 1
+        near = self._near_sets is not None and len(bundles) > 1 and len(set(self._resources.places.values())) > 1
         if len(nodes) > SMALL_CLUSTER and not near:
             good = [n for n in self._good(group.spec, bundles, used) if n not in group.avoid]
             found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
@@ -374,8 +297,8 @@ class PlacementGroupScheduler:
     ) -> Plan | None:
         if any(spec.selectors):
             bundles, free = self._with_labels(spec.selectors, bundles, free)
-        if near and not spec.same and spec.strategy != STRICT_PACK:
-            for domain in near_domains(bundles, spec.strategy, free, used, self._resources.places):
+        if near and self._near_sets is not None and not spec.same and spec.strategy != STRICT_PACK:
+            for domain in self._near_sets(bundles, spec.strategy, free, used, self._resources.places):
                 found = plan_bundles(bundles, spec.strategy, {node: free[node] for node in domain}, used)
                 if found is not None:
                     return found

@@ -29,7 +29,7 @@ from hpcray.runtime.node.head_failover import (
 )
 from hpcray.runtime.node.joining import JoinAcceptor
 from hpcray.runtime.node.node_drain import NodeDeparture, NodeDrain
-from hpcray.runtime.node.node_features import MakeAutoscaling
+from hpcray.runtime.node.node_features import NodeFeatures
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.raylet_signals import RayletSignals
 from hpcray.runtime.node.shutdown import NodeShutdown
@@ -177,7 +177,7 @@ class ClusterMember:
         on_up: called on the head, and where the program runs, when all nodes are up; elsewhere when this node has the
             node table.
         open_journal: opens the journal on disk, if there is to be one.
-        make_autoscaling: makes what requests further nodes.
+        features: of this raylet.
         program_is_remote: whether another rank starts the program.
 
     Attributes:
@@ -201,7 +201,7 @@ class ClusterMember:
         wires: NodeTransports,
         on_up: Callable[[], None],
         open_journal: JournalOpener,
-        make_autoscaling: MakeAutoscaling,
+        features: NodeFeatures,
         program_is_remote: bool = False,
     ) -> None:
         self.failure = ""
@@ -229,14 +229,14 @@ class ClusterMember:
         self._exit_not_before = 0.0
         self._isolated_since = 0.0
         self._heartbeat = HeartbeatLoop(raylet, node_manager, head_failure_detector, self._head_checked)
-        self._standby = HeadStandby(raylet, self, open_journal)
+        self._standby = HeadStandby(raylet, self, open_journal, features.near_sets)
         self._replicator: HeadReplicator | None = None
         self.drain = NodeDrain(raylet, self.end_job)
         self.departure = NodeDeparture(raylet, lambda: self._node_manager, self._can_hand_over, lambda: self.end_job(0))
         self._join_acceptor = JoinAcceptor(
             raylet, wires, lambda: self._node_manager, self._refusal, self._numbers_given
         )
-        self.autoscaling = make_autoscaling(
+        self.autoscaling = features.autoscaling(
             raylet, self._join_acceptor.open_job, self._leads, lambda: shutdown.begun or self.drain.announced
         )
         self._signals = RayletSignals(

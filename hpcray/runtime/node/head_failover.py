@@ -23,6 +23,7 @@ from hpcray.common.ids import NIL_PROC, RUN_MASK, first_run, node_of, raylet_of
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
 from hpcray.core.gcs.node_manager import NO_NODE, UP, NodeManager, choose_standby, is_majority
+from hpcray.core.gcs.placement_group_scheduler import NearSets
 from hpcray.core.gcs.recovery import read_roster
 from hpcray.core.gcs.state_log import TableSnapshot, pieces
 from hpcray.platform.allocation import job_to_ask
@@ -321,10 +322,14 @@ class HeadStandby:
     Args:
         cluster: leads when this raylet becomes the head.
         open_journal: then opens the journal on disk.
+        near_sets: for the new head, see `PlacementGroupScheduler`.
     """
 
-    def __init__(self, raylet: Raylet, cluster: HeadSuccession, open_journal: JournalOpener) -> None:
+    def __init__(
+        self, raylet: Raylet, cluster: HeadSuccession, open_journal: JournalOpener, near_sets: NearSets | None = None
+    ) -> None:
         self._raylet = raylet
+        self._near_sets = near_sets
         self._cluster = cluster
         self._open_journal = open_journal
         self._driver_rank = self._successor = raylet.context.driver_rank
@@ -433,7 +438,7 @@ class HeadStandby:
         raylet = self._raylet
         now, head_location, config, me = raylet.loop.now, raylet.head_location, raylet.context.config, raylet.node
         head_location.gone()
-        head = RecoveringGcs(config)
+        head = RecoveringGcs(config, self._near_sets)
         roster = head.take_over(now, self._replica, head_location.node)
         size = max(raylet.context.cluster_size, self._numbers)
         node_manager = NodeManager(size, roster.session, config, now, me, driver_rank=self._driver_rank)

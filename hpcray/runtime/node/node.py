@@ -249,7 +249,7 @@ class _NodeServer:
         self._router = Router(self._rank, size, control, HeadLocation(place.head, place.head_epoch))
         self._loop = EventLoop(self._router, self._listener, control, data, config.spin)
         self._prefault = Prefaulter(node.arena)
-        head = Gcs(config) if self._rank == 0 else None
+        head = Gcs(config, features.near_sets) if self._rank == 0 else None
         lease_manager = LocalLeaseManager(self._rank, info.total, size, config, node.gpus, node.accelerators)
         spill = config.spill_threshold
         self._spill_files = SpillFiles(
@@ -288,7 +288,7 @@ class _NodeServer:
             transports,
             self._up,
             self._open_journal,
-            features.autoscaling,
+            features,
             program_is_remote=bool(node.options.driver) and self._rank != self._driver_rank,
         )
         self._raylet.start(self._cluster, self._cluster.handlers(), self._cluster.effect_handlers())

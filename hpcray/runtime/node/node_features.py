@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from hpcray.common.config import Config
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
+from hpcray.core.gcs.placement_group_scheduler import NearSets
 from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.platform.path_relocation import PathRelocation
@@ -79,6 +80,7 @@ class NodeFeatures:
         share_directory: a copy of a directory of rank 0 on every node, before the first worker is forked. Called with
             the directory, the command line of the driver, the transport to other nodes, the session directory, and the
             seconds that it may stand still.
+        near_sets: nodes that are near each other in the network, for placement groups.
         extensions: features that learn what happens on this node; None: this job wants none of it.
     """
 
@@ -86,4 +88,5 @@ class NodeFeatures:
     diagnostics: Callable[[NodeParts], RayletDiagnostics]
     labels: Callable[[Config, int, Sequence[str]], dict[str, str]]
     share_directory: Callable[[str, Sequence[str], ControlTransport | None, str, float], PathRelocation]
+    near_sets: NearSets
     extensions: Sequence[Callable[[Raylet], NodeExtension | None]] = ()
