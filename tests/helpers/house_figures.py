@@ -72,7 +72,6 @@ ATTRIBUTES = {
     "CoreWorker": 53,
     "IoEngine": 44,
     "LeaseRequest": 41,
-    "Raylet": 28,
     "SpillManager": 32,
     "TaskExecutor": 31,
     "TaskState": 28,

@@ -168,6 +168,6 @@ class NodeTransports:
         assert self.data is not None
         self.control = joint
         raylet.router.attach(joint)
-        raylet.attach_data(self.data)
+        raylet.transfers.use(self.data)
         raylet.loop.attach(joint, self.data)
         return outer

@@ -28,7 +28,7 @@ from hpcray.runtime.raylet.local_processes import LocalProcesses, NeighborClient
 from hpcray.runtime.raylet.local_sockets import LocalSocket
 from hpcray.runtime.raylet.log_monitor import LogMonitor
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
-from hpcray.runtime.raylet.router import FrameSlotRouter, Router
+from hpcray.runtime.raylet.router import FrameSlotRouter, HeadLocation, Router
 from hpcray.transport.base import DataPlane, TransportError
 
 Handler = Callable[[float, bytes, Any], Iterable[Any]]
@@ -101,6 +101,7 @@ class Raylet:
     Attributes:
         head: the GCS, where this raylet is the head; None elsewhere. Head takeover sets it.
         registrar: set on a head that has a standby.
+        transfers: of objects between nodes.
         handlers: `HANDLERS` bound to this raylet, with those of its cluster member.
         run_info: what the head knows of this run of the job.
         neighbor_dirs: session directories of the other nodes of this host, by node.
@@ -126,20 +127,22 @@ class Raylet:
         self.store = store
         self.head: Gcs | RecoveringGcs | None = head
         self.registrar: Registrar | None = None
-        self.head_location = router.head_location
         self.run_info = m.RunInfo()
         self.neighbor_dirs: dict[int, str] = {}
         self.forgotten_nodes: set[int] = set()
         self.handlers: dict[type, Handler] = {}
         self.garbage = NodeGarbageCollection(context.config, loop, router)
         self.events = NodeEventLog(self.log)
-        self._me = raylet_of(self.node)
         self._many_workers = max(_FEW_WORKERS, _WORKERS_PER_CPU * (os.cpu_count() or 1))
-        self._prefault = prefault
-        self._data = data
+        self.transfers = ObjectTransfers(context, data, prefault, self.transfer_ended)
         self._events: RayletEvents
         self._effect_handlers: dict[type, EffectHandler] = {}
-        self.head_location.listeners.append(self._head_moved)
+        router.head_location.listeners.append(self._head_moved)
+
+    @property
+    def head_location(self) -> HeadLocation:
+        """The head's node, see `Router`."""
+        return self.router.head_location
 
     def attach(
         self,
@@ -159,10 +162,6 @@ class Raylet:
         self.introspection = introspection
         self.log_monitor = log_monitor
         self.frames = frames
-
-    def attach_data(self, data: DataPlane) -> None:
-        """Use this data plane from now on."""
-        self._data = data
 
     def cluster_grew(self, size: int) -> None:
         """The job has so many nodes now: report it to the lease manager and to the processes of this node."""
@@ -392,19 +391,20 @@ class Raylet:
 
     def _to_lease_manager_or_gcs(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
         """In the head's raylet, KillActor and SetJob from itself are for its lease manager, all others for the GCS."""
-        if src == self._me or self.head is None:
+        me = raylet_of(self.node)
+        if src == me or self.head is None:
             return self.lease_manager.handle(now, src, msg)
         self.apply(self.head.handle(now, src, msg))
         # The GCS's messages to this raylet are handled first here too, not after those that came with this one.
         inbox, self.router.inbox = self.router.inbox, []
-        self.messages(self._me, inbox)
+        self.messages(me, inbox)
         return _NOTHING
 
     # ------------------------------------------------------------ the object store and its transfers
 
     def _allocate(self, now: float, src: bytes, msg: m.Message) -> Iterable[Any]:
         effects = self.store.handle(now, src, msg)
-        self._prefault.allocated_to(self.store.high_water)
+        self.transfers.populate(self.store.high_water)
         self.garbage.note_shortages(self.store.shortages)
         return effects
 
@@ -431,27 +431,6 @@ class Raylet:
         self.router.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(value)))
         return _NOTHING
 
-    def _start_receive(self, effect: fx.StartReceive) -> None:
-        try:
-            self._plane(effect.node).receive(effect.node, effect.tag, effect.offset, effect.size)
-        except TransportError as error:
-            self.transfer_ended("received", effect.tag, str(error))
-
-    def _start_send(self, effect: fx.StartSend) -> None:
-        try:
-            self._plane(effect.node).send(effect.node, effect.tag, effect.offset, effect.size)
-        except TransportError as error:
-            self.transfer_ended("sent", effect.tag, str(error))
-
-    def _cancel_receive(self, effect: fx.CancelReceive) -> None:
-        if self._data is None or self._data.cancel(effect.tag):
-            self.transfer_ended("received", effect.tag, "cancelled")
-
-    def _plane(self, node: int) -> DataPlane:
-        if self._data is None or node >= self.context.cluster_size:
-            raise TransportError(f"this cluster has no node {node}")
-        return self._data
-
     # ------------------------------------------------------------ effects
 
     def _send(self, effect: fx.Send) -> None:
@@ -460,6 +439,57 @@ class Raylet:
             router.reply_to_neighbor(effect.dest, effect.msg)
         else:
             router.send(effect.dest, effect.msg)
+
+
+class ObjectTransfers:
+    """What a raylet does for objects between nodes: it has the data plane receive and send, and populates memory ahead.
+
+    Args:
+        data: None: this node is the only one so far.
+        prefault: populates the pages of the arena.
+        ended: called with "received" or "sent", the tag, and why the transfer failed, for what ends at once.
+    """
+
+    def __init__(
+        self,
+        context: NodeContext,
+        data: DataPlane | None,
+        prefault: Prefaulter,
+        ended: Callable[[str, int, str | None], None],
+    ) -> None:
+        self._context, self._data, self._prefault, self._ended = context, data, prefault, ended
+
+    def use(self, data: DataPlane) -> None:
+        """Use this data plane from now on."""
+        self._data = data
+
+    def populate(self, high_water: int) -> None:
+        """The store has given out memory up to this offset."""
+        self._prefault.allocated_to(high_water)
+
+    def receive(self, effect: fx.StartReceive) -> None:
+        """Receive a chunk of an object."""
+        try:
+            self._plane(effect.node).receive(effect.node, effect.tag, effect.offset, effect.size)
+        except TransportError as error:
+            self._ended("received", effect.tag, str(error))
+
+    def send(self, effect: fx.StartSend) -> None:
+        """Send a chunk of an object."""
+        try:
+            self._plane(effect.node).send(effect.node, effect.tag, effect.offset, effect.size)
+        except TransportError as error:
+            self._ended("sent", effect.tag, str(error))
+
+    def cancel(self, effect: fx.CancelReceive) -> None:
+        """Give up a chunk that has not come."""
+        if self._data is None or self._data.cancel(effect.tag):
+            self._ended("received", effect.tag, "cancelled")
+
+    def _plane(self, node: int) -> DataPlane:
+        if self._data is None or node >= self._context.cluster_size:
+            raise TransportError(f"this cluster has no node {node}")
+        return self._data
 
 
 class SpillIo:
@@ -637,9 +667,9 @@ EFFECT_HANDLERS: dict[type, Callable[[Raylet], EffectHandler]] = {
     fx.ForkWorker: lambda r: r._fork_worker,
     fx.Preload: lambda r: lambda effect: r.processes.preload(effect.modules, effect.env),
     fx.KillWorker: lambda r: lambda effect: r.processes.kill(effect.worker, effect.reason),
-    fx.StartReceive: lambda r: r._start_receive,
-    fx.StartSend: lambda r: r._start_send,
-    fx.CancelReceive: lambda r: r._cancel_receive,
+    fx.StartReceive: lambda r: r.transfers.receive,
+    fx.StartSend: lambda r: r.transfers.send,
+    fx.CancelReceive: lambda r: r.transfers.cancel,
     fx.WriteSpill: lambda r: r.spill_io.write,
     fx.ReadSpill: lambda r: r.spill_io.read,
     fx.LendSpilled: lambda r: r.spill_io.lend,
