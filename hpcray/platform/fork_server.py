@@ -36,6 +36,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from hpcray.common.ray_version import STANDIN
 from hpcray.platform.accelerators import apply_device_visibility, assigned_gpus, record_node_environment
 from hpcray.platform.launcher_environment import LauncherDirectory, strip_launcher_variables
 from hpcray.platform.mpi_directory import remove_abandoned
@@ -277,6 +278,8 @@ class _ForkServer:
         before = dict(os.environ)
         for variable, text in env:
             os.environ[variable] = text
+        if STANDIN not in sys.path and any(name.partition(".")[0] == "ray" for name in modules):
+            sys.path.insert(0, STANDIN)  # the server's import path is not the job's
         for name in modules:
             problem = ""
             try:
@@ -576,11 +579,8 @@ class ForkServerClient:
             modules: names, in the order of their import.
             env: variables that are set meanwhile.
         """
-        modules = list(modules)
-        if any(name.partition(".")[0] == "ray" for name in modules):
-            modules.insert(0, "hpcray.compat.ray")  # the server's import path is not the job's
         if copies or modules:
-            self._send(_encode(["prepare", copies, modules, env]))
+            self._send(_encode(["prepare", copies, list(modules), env]))
 
     def kill(self, number: int) -> None:
         """SIGKILL worker `number`, if that worker still runs."""
