@@ -70,7 +70,6 @@ ATTRIBUTES = {
     "CoreWorker": 53,
     "IoEngine": 44,
     "LeaseRequest": 41,
-    "SpillManager": 32,
     "TaskExecutor": 31,
     "TaskState": 28,
     "UcxEngine": 36,

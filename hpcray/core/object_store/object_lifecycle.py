@@ -175,7 +175,7 @@ class ObjectLifecycle:
             self._enqueue(now, obj, out)
         else:
             self.queue.shortages += 1
-            if self.spills.stalled or not self.overflow.reserve(obj, out):
+            if self.spills.disk.stalled or not self.overflow.reserve(obj, out):
                 self.fail(obj, "full", self.full_reason(obj, _TOO_LARGE), out)
 
     def overflow_object(self, now: float, obj: StoredObject, out: list[Effect]) -> bool:
@@ -189,7 +189,7 @@ class ObjectLifecycle:
     def overflow_reserved(self, now: float, name: bytes, error: str | None, out: list[Effect]) -> None:
         """The ReserveOverflow of this name is over. Without its range an object waits on, if it can ever have room."""
         obj = self.overflow.reserve_ended(name, out)
-        self.spills.overflow_ended(now, error)
+        self.spills.disk.write_ended(now, error)
         if obj is None:
             return
         if error is None:
@@ -261,7 +261,7 @@ class ObjectLifecycle:
         if obj.spill_slot is not None:
             obj.change_state(StoredObjectState.RESTORING)
             slot = obj.spill_slot
-            self.spills.read_began(now)
+            self.spills.restores.began(now)
             out.append(ReadSpill(obj.id, slot.segment, Piece(obj.offset, obj.size, slot.offset)))
         elif obj.creator is not None:
             obj.change_state(StoredObjectState.CREATING)
@@ -507,9 +507,9 @@ class ObjectLifecycle:
         """The object is requested: if it lies on disk only, it gets a block again."""
         if obj.state is not StoredObjectState.SPILLED:
             return
-        if self.spills.reads_stalled:
+        if self.spills.disk.reads_stalled:
             # One more read that does not end would only take one more block.
-            self.fail_on_stalled_disk(obj, self.spills.stall_reason, out)
+            self.fail_on_stalled_disk(obj, self.spills.disk.stall_reason, out)
             return
         obj.change_state(StoredObjectState.WAITING)
         obj.since = now
@@ -536,7 +536,7 @@ class ObjectLifecycle:
     def read_ended(self, now: float, ident: bytes, error: str | None, out: list[Effect]) -> None:
         """The ReadSpill of an object into its block is over."""
         obj = self.objects[ident]
-        self.spills.read_ended(now, obj, error)
+        self.spills.restores.ended(now, obj.size, error)
         if error is None:
             self.seal_object(obj, out)
         elif not obj.requested:
@@ -590,7 +590,7 @@ class ObjectLifecycle:
             reason = f"object {obj.id.hex()} does not fit into memory, and {what}; {_STALL_HINT}"
             self.fail(obj, "full", reason, out)
         reads = [ident for ident in stuck if ident]
-        self.spills.set_disk_stall(len(reads) < len(stuck), bool(reads), what)
+        self.spills.disk.set_stall(len(reads) < len(stuck), bool(reads), what)
         if not reads:
             return
         for obj in self.spilled_pushes.reads_stalled(reads, f"node {self._node}: {what}; {_STALL_HINT}", out):

@@ -197,16 +197,16 @@ class ObjectStore:
         hopeless, as_full = not spills.may_make_room(now - timeout), lifecycle.as_full_as_before(now)
         for obj in list(lifecycle.queue.pending.values()):
             waited = now - obj.since
-            if obj.spill_slot is not None and obj.openers and not spills.stalled:
+            if obj.spill_slot is not None and obj.openers and not spills.disk.stalled:
                 if waited >= timeout if hopeless else spills.stuck and waited >= LEND_DELAY:
                     spills.loans.last_shortage = (now, lifecycle.blocks.used)
                     lifecycle.lend_from_disk(obj, out)
             elif (
                 obj.spill_slot is None
                 and (hopeless or spills.stuck)
-                and not spills.stalled
+                and not spills.disk.stalled
                 and waited >= (SHORT_OVERFLOW_DELAY if as_full else OVERFLOW_DELAY)
-                and now >= spills.may_retry_at
+                and now >= spills.disk.may_retry_at
                 and not self._may_fit_soon(now, obj)
                 and lifecycle.overflow_object(now, obj, out)
             ):

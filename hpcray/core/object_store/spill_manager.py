@@ -262,6 +262,72 @@ class ReadAhead:
         return next((at for at in range(number + 1, number + 1 + _MAX_GAP) if at in self._on_disk), -1)
 
 
+class SpillDisk:
+    """The disk of one store, as the operations on it have shown it last.
+
+    Attributes:
+        failure: why the last write failed; "" after one that did not.
+        last_progress: when a write last ended well.
+        may_retry_at: when the disk may be tried again, after a failure.
+        reads_stalled: whether a read of the disk has not moved for long. writes_stalled: likewise.
+        stall_reason: what does not answer, and since when, while that is so.
+    """
+
+    def __init__(self) -> None:
+        self.failure = self.stall_reason = ""
+        self.last_progress = self.may_retry_at = float("-inf")
+        self.reads_stalled = self.writes_stalled = False
+
+    def write_ended(self, now: float, error: str | None) -> None:
+        """Something was written, or disk space was reserved; or that has failed."""
+        if error is None:
+            self.failure, self.last_progress = "", now
+        else:
+            self.failure, self.may_retry_at = error, now + WRITE_RETRY_DELAY
+
+    def set_stall(self, write: bool, read: bool, reason: str) -> None:
+        """The disk has not answered for long, or answers again.
+
+        Args:
+            write: the write that is under way has not moved. read: a read has not.
+            reason: what does not answer, and since when.
+        """
+        self.writes_stalled, self.reads_stalled, self.stall_reason = write, read, reason
+
+    @property
+    def stalled(self) -> bool:
+        """True if the disk does not answer. No process may read its files then: it could never be interrupted."""
+        return self.writes_stalled or self.reads_stalled
+
+
+class RestoreMeter:
+    """Counts what is read back into memory, and for how long something was.
+
+    Attributes:
+        count, size: objects that were read back, and their bytes. seconds: for how long objects were read back.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.size = 0
+        self.seconds = self._began = 0.0
+        self._reads = 0
+
+    def began(self, now: float) -> None:
+        """The bytes of an object are being read back into memory."""
+        if not self._reads:
+            self._began = now
+        self._reads += 1
+
+    def ended(self, now: float, size: int, error: str | None) -> None:
+        """The bytes of an object are back in memory, or could not be read."""
+        self._reads -= 1
+        if not self._reads:
+            self.seconds += now - self._began
+        if error is None:
+            self.count += 1
+            self.size += size
+
+
 class SpillManager:
     """Spills the least recently used objects, one batch at a time, when requests wait, or before, when the store is
     fuller than a threshold.
@@ -269,7 +335,7 @@ class SpillManager:
     Processes keep objects pinned that they do not read, so as to read them again at no cost. When room is short they
     are requested to give such pins up (`Unpin`).
 
-    A disk that does not answer is a state of this manager (`set_disk_stall`): requests that wait for it fail, and the
+    A disk that does not answer is a state of the `disk`: requests that wait for it fail, and the
     objects in memory stay available. A write or read that was started may still be done, at any time: its blocks
     stay as they are until its end is reported.
 
@@ -280,12 +346,9 @@ class SpillManager:
     Attributes:
         on_disk: the objects that lie on disk, by the numbers of their slots.
         segments, loans, read_ahead: the places on disk, those lent to processes, the restores before a request.
-        failure: why the last write failed; "" after one that did not.
-        last_progress: when a write last ended well.
-        written_bytes, written, restored_bytes, restored, failures: so many so far.
-        write_seconds: how long the writes that ended well took. read_seconds: for how long objects were read back.
-        reads_stalled: whether a read of the disk has not moved for long.
-        stall_reason: what does not answer, and since when, while that is so.
+        disk, restores: the state of the disk, and what was read back.
+        written_bytes, written, failures: so many so far.
+        write_seconds: how long the writes that ended well took.
     """
 
     def __init__(
@@ -307,20 +370,15 @@ class SpillManager:
         self.segments = SpillSegments(self._batch)
         self.loans = SpilledFileLoans(self.segments)
         self.read_ahead = ReadAhead(blocks.size, self.on_disk)
-        self.failure = ""
-        self.last_progress = float("-inf")
-        self.written_bytes = self.written = self.restored_bytes = self.restored = self.failures = 0
-        self.write_seconds = self._write_began = self.read_seconds = self._reads_began = 0.0
-        self._reads = 0
+        self.disk = SpillDisk()
+        self.restores = RestoreMeter()
+        self.written_bytes = self.written = self.failures = 0
+        self.write_seconds = self._write_began = 0.0
         self._candidates: dict[bytes, StoredObject] = {}  # least recently used first
         self._writing: list[tuple[StoredObject, SpillSlot]] = []
-        self._retry_at = float("-inf")
         self._writes = 0
         self._unpin_sent_at = float("-inf")
         self._unpin_progress = (0, 0)
-        self.stall_reason = ""
-        self.reads_stalled = False
-        self._write_stalled = False
 
     # ------------------------------------------------------------ what can be spilled
 
@@ -346,7 +404,7 @@ class SpillManager:
             short = max(short, next(iter(pending.values())).size)
         if short <= 0:
             return
-        if self._enabled and not self._writing and now >= self._retry_at:
+        if self._enabled and not self._writing and now >= self.disk.may_retry_at:
             self._write_began = now
             self._start_write(short, out)
         if not self._write_moves and (pending or not self._candidates):
@@ -359,12 +417,11 @@ class SpillManager:
             the objects, which are read by one write less.
         """
         written, self._writing = self._writing, []
+        self.disk.write_ended(now, error)
         if error is None:
-            self.failure, self.last_progress = "", now
             self.written += len(written)
             self.write_seconds += now - self._write_began
         else:
-            self.failure, self._retry_at = error, now + WRITE_RETRY_DELAY
             self.failures += 1
         for obj, slot in written:
             obj.io_reads -= 1
@@ -375,33 +432,6 @@ class SpillManager:
             else:
                 out.append(self.segments.free_slot(slot))
         return [obj for obj, _ in written]
-
-    def overflow_ended(self, now: float, error: str | None) -> None:
-        """Disk space was reserved for an object past the store, or could not be."""
-        if error is None:
-            self.failure, self.last_progress = "", now
-        else:
-            self.failure, self._retry_at = error, now + WRITE_RETRY_DELAY
-
-    @property
-    def may_retry_at(self) -> float:
-        """When the disk may be tried again, after a failure."""
-        return self._retry_at
-
-    def read_began(self, now: float) -> None:
-        """The bytes of an object are being read back into memory."""
-        if not self._reads:
-            self._reads_began = now
-        self._reads += 1
-
-    def read_ended(self, now: float, obj: StoredObject, error: str | None) -> None:
-        """The bytes of the object are back in memory, or could not be read."""
-        self._reads -= 1
-        if not self._reads:
-            self.read_seconds += now - self._reads_began
-        if error is None:
-            self.restored += 1
-            self.restored_bytes += obj.size
 
     def drop_from_disk(self, obj: StoredObject, out: list[Effect]) -> None:
         """The bytes on disk are needed no more. A process that was lent the place there may still read it."""
@@ -441,42 +471,28 @@ class SpillManager:
 
     # ------------------------------------------------------------ progress and stalls
 
-    def set_disk_stall(self, write: bool, read: bool, reason: str) -> None:
-        """The disk has not answered for long, or answers again.
-
-        Args:
-            write: the write that is under way has not moved. read: a read has not.
-            reason: what does not answer, and since when.
-        """
-        self._write_stalled, self.reads_stalled, self.stall_reason = write, read, reason
-
-    @property
-    def stalled(self) -> bool:
-        """True if the disk does not answer. No process may read its files then: it could never be interrupted."""
-        return self._write_stalled or self.reads_stalled
-
     @property
     def stuck(self) -> bool:
         """True if nothing can be spilled now, so that only the end of a pin or of an object makes room."""
-        idle = not (self._writing or self.stalled)
-        return idle and (not self._enabled or bool(self.failure) or not self._candidates)
+        idle = not (self._writing or self.disk.stalled)
+        return idle and (not self._enabled or bool(self.disk.failure) or not self._candidates)
 
     def may_make_room(self, since: float) -> bool:
         """True if spilling makes, or has made since then, room for the requests that wait."""
-        return self._write_moves or self.last_progress > since
+        return self._write_moves or self.disk.last_progress > since
 
     @property
     def _write_moves(self) -> bool:
-        return bool(self._writing) and not self._write_stalled
+        return bool(self._writing) and not self.disk.writes_stalled
 
     def report(self) -> str:
         """A sentence on the state of spilling."""
         if not self._enabled:
             return "Spilling to disk is off (HPCRAY_SPILL_THRESHOLD=0)."
-        if self.stalled:
-            return f"Spilling to disk does not get on: {self.stall_reason}; another directory: HPCRAY_SPILL_DIR."
-        if self.failure:
-            return f"Spilling to disk failed: {self.failure}."
+        if self.disk.stalled:
+            return f"Spilling to disk does not get on: {self.disk.stall_reason}; another directory: HPCRAY_SPILL_DIR."
+        if self.disk.failure:
+            return f"Spilling to disk failed: {self.disk.failure}."
         return f"{format_size(self.segments.used)} were spilled to disk, nothing else can be."
 
     def snapshot(self, pushed_bytes: int = 0) -> dict[str, float]:
@@ -489,9 +505,9 @@ class SpillManager:
             "spilled_bytes": self.written_bytes,
             "spilled_objects": self.written,
             "spill_seconds": self.write_seconds,
-            "restore_seconds": self.read_seconds,
-            "restored": self.restored,
-            "loaded_bytes": self.restored_bytes + pushed_bytes,
+            "restore_seconds": self.restores.seconds,
+            "restored": self.restores.count,
+            "loaded_bytes": self.restores.size + pushed_bytes,
             "spill_failures": self.failures,
         }
 
