@@ -66,7 +66,6 @@ FOREIGN = {
 """The same, where the other object is another package's, and its interface asks for it."""
 
 ATTRIBUTES = {
-    "ClusterMember": 35,
     "CoreWorker": 53,
     "IoEngine": 44,
     "LeaseRequest": 41,
@@ -118,7 +117,7 @@ LINES_OF_CODE = {
     "protocol": 1488,
     "ray_api": 474,
     "ray_start": 1889,
-    "runtime": 12636,
+    "runtime": 12690,
     "runtime_env": 1751,
     "state": 3967,
     "tensors": 3318,

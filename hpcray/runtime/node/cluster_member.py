@@ -32,8 +32,10 @@ from hpcray.runtime.node.node_drain import NodeDeparture, NodeDrain
 from hpcray.runtime.node.node_features import NodeFeatures
 from hpcray.runtime.node.node_transports import NodeTransports
 from hpcray.runtime.node.raylet_signals import RayletSignals
-from hpcray.runtime.node.shutdown import NodeShutdown
+from hpcray.runtime.node.shutdown import LoopEnd, NodeShutdown
+from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.raylet import EffectHandler, Handler, Raylet
+from hpcray.runtime.raylet.router import Router
 from hpcray.transport.base import ControlTransport, DataPlane, TransportError
 from hpcray.transport.startup import read_launch
 
@@ -53,6 +55,9 @@ class HeartbeatLoop:
         head_failure_detector: on all other nodes.
         on_check: called each time on the other nodes: with the reason why the head is dead, "" while it lives; and
             whether no other node is heard of either.
+
+    Attributes:
+        head_failure_detector: None where this node is the head.
     """
 
     def __init__(
@@ -64,19 +69,19 @@ class HeartbeatLoop:
     ) -> None:
         self._raylet = raylet
         self._node_manager = node_manager
-        self._head_failure_detector = head_failure_detector
+        self.head_failure_detector = head_failure_detector
         self._on_check = on_check
         config = raylet.context.config
         self._peer_probe = PeerProbe(config.heartbeat_interval, config.node_timeout)
 
     def lead(self, node_manager: NodeManager) -> None:
         """This node has become the head."""
-        self._node_manager, self._head_failure_detector = node_manager, None
+        self._node_manager, self.head_failure_detector = node_manager, None
 
     def head_moved(self, now: float, head: int) -> None:
         """Another node has become the head."""
-        if self._head_failure_detector is not None:
-            self._head_failure_detector.head_moved(now, head)
+        if self.head_failure_detector is not None:
+            self.head_failure_detector.head_moved(now, head)
 
     def beat(self) -> None:
         """Send a heartbeat and schedule the next."""
@@ -88,7 +93,7 @@ class HeartbeatLoop:
             for node, when in last_heard.items():
                 self._node_manager.heard(when, node)
             raylet.apply(self._node_manager.tick(now))
-        elif (detector := self._head_failure_detector) is not None:
+        elif (detector := self.head_failure_detector) is not None:
             # The head's own heartbeat wakes this raylet at about this time.
             loop.call_at(now + interval, self.beat, _SLACK * interval)
             head = raylet.head_location.node
@@ -115,7 +120,63 @@ class HeartbeatLoop:
             router.send(HEAD, m.PeerFailed(node, f"it has not answered for {seconds:.1f} s"))
 
 
-# ------------------------------------------------------------ cluster member
+# ------------------------------------------------------------ program
+# The program of a job, where it is a child of this raylet.
+
+_LAST_WORD, _LAST_WORD_CHECK = 4.0, 0.05
+"""Seconds that the job outlives its program for the last line of what shows its progress, which may still start; and
+between two looks."""
+
+
+class Program:
+    """The job's program as a child of this raylet, with what shows its progress; nothing where it runs elsewhere.
+
+    Args:
+        template_pid: of the template process, another child.
+    """
+
+    def __init__(self, loop: EventLoop, router: Router, template_pid: int) -> None:
+        self._loop, self._router, self._template_pid = loop, router, template_pid
+        self._driver: DriverChild | None = None
+        self._progress: ChildProcess | None = None
+        self._asked = False
+        self._last_word_by = float("inf")
+
+    def start(self, driver: DriverChild, progress: ChildProcess | None) -> None:
+        """It runs. progress: what shows how far it is."""
+        self._driver, self._progress = driver, progress
+
+    @property
+    def is_here(self) -> bool:
+        """True if it is, or was, a child of this raylet."""
+        return self._driver is not None
+
+    @property
+    def code(self) -> int | None:
+        """Its exit code, once it has ended."""
+        return self._driver.poll() if self._driver is not None else None
+
+    def is_shown(self, look_again: Callable[[], None]) -> bool:
+        """True if nothing shows the progress of the program, which has ended, or if its last word is out.
+
+        Args:
+            look_again: called in a moment, where it is not.
+        """
+        progress, now = self._progress, self._loop.now
+        if progress is None or progress.ended or now >= self._last_word_by:
+            return True
+        if self._last_word_by == float("inf"):
+            self._last_word_by = now + _LAST_WORD
+        if not self._asked and any(link.pid == progress.pid for link in self._router.links.values()):
+            self._asked = True
+            progress.terminate()
+        self._loop.call_at(now + _LAST_WORD_CHECK, look_again)
+        return False
+
+    def reap_others(self) -> None:
+        """Take note of the ends of adopted children, which nothing here waits for."""
+        others = [child.pid for child in (self._driver, self._progress) if child is not None]
+        reap_orphans({self._template_pid, *others})
 
 
 # ------------------------------------------------------------ node death
@@ -158,12 +219,37 @@ _MEET_AGAIN = 0.25
 """Seconds after which a node that joins tries again to reach those that it could not."""
 _HAND_OVER_TIME = 5.0
 """Seconds after which a head that leaves does not wait for its successor any more."""
-_LAST_WORD, _LAST_WORD_CHECK = 4.0, 0.05
-"""Seconds that the job outlives its program for the last line of what shows its progress, which may still start; and
-between two looks."""
 _TICK_SLACK = 0.25
 """The share of its period by which a tick may be late, to share a wake-up."""
 _NOTHING: tuple[()] = ()
+
+
+class JobSession:
+    """The session of the job, as this node knows it.
+
+    Args:
+        directory: of this node.
+
+    Attributes:
+        name: equal on all nodes; "" before the head has told it. head_host: "" where it is not known.
+    """
+
+    def __init__(self, directory: SessionDirectory) -> None:
+        self._directory = directory
+        self.name = self.head_host = ""
+
+    def learn(self, table: m.NodeTable, head: int) -> None:
+        """The head has sent the node table. head: its node."""
+        self.name = table.session
+        self.head_host = next((info.host for info in table.nodes if info.index == head), "")
+
+    def publish(self, info: NodeInfo, size: int, end: float) -> None:
+        """Write for the commands of this machine that this node is up.
+
+        Args:
+            info: of this node. size: count of the nodes. end: of the job, Unix time.
+        """
+        self._directory.publish(self.name, info.index, info.node_id, size, end)
 
 
 class ClusterMember:
@@ -210,24 +296,13 @@ class ClusterMember:
         self._loop = raylet.loop
         self._router = raylet.router
         self._shutdown = shutdown
-        self._session = session
-        self._template_pid = template_pid
+        self._session = JobSession(session)
         self._watched_processes = watched_processes
         self._node_manager = node_manager
-        self._head_failure_detector = head_failure_detector
         self._wires = wires
         self._on_up = on_up
-        self._open_journal = open_journal
-        self._session_name = ""
-        self._head_host = ""
-        self._under_srun = read_launch(os.environ).kind == "srun"
-        self._driver: DriverChild | None = None
-        self._progress: ChildProcess | None = None
-        self._asked = False
-        self._last_word_by = float("inf")
-        self._processes_ended = False
-        self._exit_not_before = 0.0
-        self._isolated_since = 0.0
+        self._program = Program(raylet.loop, raylet.router, template_pid)
+        self._end = LoopEnd(raylet.loop, read_launch(os.environ).kind == "srun")
         self._heartbeat = HeartbeatLoop(raylet, node_manager, head_failure_detector, self._head_checked)
         self._standby = HeadStandby(raylet, self, open_journal, features.near_sets)
         self._replicator: HeadReplicator | None = None
@@ -262,7 +337,7 @@ class ClusterMember:
             StartupError: the journal of an earlier run cannot be read.
         """
         if self._node_manager is not None:
-            writer = keep_state_log(self._raylet, self._node_manager, self._open_journal())
+            writer = keep_state_log(self._raylet, self._node_manager, self._standby.open_journal())
             if writer is not None:
                 assert isinstance(self._raylet.head, Gcs)
                 self._replicate(self._raylet.head, self._node_manager, writer)
@@ -272,12 +347,13 @@ class ClusterMember:
         if self._node_manager is None:
             limit = self._raylet.context.config.start_timeout + _START_MARGIN
             self._loop.call_at(self._loop.now + limit, self._check_registered)
-        if self._head_failure_detector is not None and self._raylet.context.info.joined:
-            self._head_failure_detector.begin(self._loop.now)  # the head has sent heartbeats since it knows this node
+        if self._heartbeat.head_failure_detector is not None and self._raylet.context.info.joined:
+            # The head has sent heartbeats since it knows this node.
+            self._heartbeat.head_failure_detector.begin(self._loop.now)
 
     def own_driver(self, driver: DriverChild, progress: ChildProcess | None = None) -> None:
         """The driver is a child of this process: its exit code is the job's. progress: what shows how far it is."""
-        self._driver, self._progress = driver, progress
+        self._program.start(driver, progress)
         self._signals.own_driver(driver)
 
     def end_job(self, code: int) -> None:
@@ -299,27 +375,13 @@ class ClusterMember:
 
     def child_ended(self) -> None:
         """Some child of this process has ended: perhaps the driver."""
-        code = self._driver.poll() if self._driver is not None else None
-        if code is not None and (self._shutdown.begun or self._progress_is_shown()):
+        code = self._program.code
+        if code is not None and (self._shutdown.begun or self._program.is_shown(self.child_ended)):
             if code:
                 self._raylet.events.explain_end("exit", f"the program ended with {exit_text(code)}")
             self._driver_ended(code)
             self._shutdown.check()
-        others = [child.pid for child in (self._driver, self._progress) if child is not None]
-        reap_orphans({self._template_pid, *others})
-
-    def _progress_is_shown(self) -> bool:
-        """True if nothing shows the progress of the program, which has ended, or if its last word is out."""
-        progress, now = self._progress, self._loop.now
-        if progress is None or progress.ended or now >= self._last_word_by:
-            return True
-        if self._last_word_by == float("inf"):
-            self._last_word_by = now + _LAST_WORD
-        if not self._asked and any(link.pid == progress.pid for link in self._router.links.values()):
-            self._asked = True
-            progress.terminate()
-        self._loop.call_at(now + _LAST_WORD_CHECK, self.child_ended)
-        return False
+        self._program.reap_others()
 
     def parent_gone(self) -> None:
         """The process that started this one has ended or detached. The driver's last message may still arrive."""
@@ -334,7 +396,7 @@ class ClusterMember:
 
     def signalled(self, number: int) -> None:
         """This process got SIGINT or SIGTERM."""
-        if self._isolated_since:
+        if self._end.isolated:
             self._loop.stop()
         self._raylet.events.explain_end("signal", f"the raylet was sent {signal.Signals(number).name}")
         may_leave = self._raylet.context.info.joined or (self._has_no_program() and number == signal.SIGTERM)
@@ -345,12 +407,11 @@ class ClusterMember:
 
     def processes_ended(self) -> None:
         """Only this process of the node is left."""
-        self._processes_ended = True
+        self._end.processes_ended = True
         if not self.fenced:
             self._router.send(HEAD, m.NodeStopped(self._raylet.node))
         if self._node_manager is None:
-            if not self._isolated_since:
-                self._loop.call_at(max(self._loop.now, self._exit_not_before), self._loop.stop)
+            self._end.leave()
         elif self._node_manager.state in (node_manager.STOPPED, node_manager.FAILED):
             self._loop.stop()
 
@@ -364,7 +425,7 @@ class ClusterMember:
         self._shutdown.check()
 
     def driver_died(self, reason: str) -> None:
-        if self._driver is None:
+        if not self._program.is_here:
             how = "a signal has killed it (SIGTERM, or SIGKILL, as for lack of memory), it crashed, or called os._exit"
             self._raylet.events.explain_end("driver", f"the program's process is gone without a word: {how} ({reason})")
             self.end_job(1)
@@ -423,10 +484,9 @@ class ClusterMember:
                 return _NOTHING
         raylet.neighbor_dirs = neighbor_directories(me, msg.nodes)
         raylet.store.nodes_placed(msg.nodes)
-        self._session_name = msg.session
-        self._head_host = next((info.host for info in msg.nodes if info.index == raylet.head_location.node), "")
-        if self._head_failure_detector is not None:
-            self._head_failure_detector.begin(now, [info.index for info in msg.nodes])
+        self._session.learn(msg, raylet.head_location.node)
+        if self._heartbeat.head_failure_detector is not None:
+            self._heartbeat.head_failure_detector.begin(now, [info.index for info in msg.nodes])
         for died in msg.dead:
             self.node_died(died)
         raylet.run_info = msg.run
@@ -482,8 +542,8 @@ class ClusterMember:
         met = [info for info in msg.nodes if info.index not in problems]
         raylet.neighbor_dirs.update(neighbor_directories(raylet.context.info, met))
         raylet.store.nodes_placed(met)
-        if self._head_failure_detector is not None:
-            self._head_failure_detector.nodes_joined(info.index for info in met)
+        if self._heartbeat.head_failure_detector is not None:
+            self._heartbeat.head_failure_detector.nodes_joined(info.index for info in met)
         if met:
             raylet.cluster_grew(max(raylet.context.cluster_size, max(nodes) + 1))
         return [Send(HEAD, m.NodeAcquainted(nodes, problems))]
@@ -543,12 +603,12 @@ class ClusterMember:
     def _cluster_up(self, event: node_manager.ClusterUp) -> None:
         head, driver_rank = self._raylet.head, self._raylet.context.driver_rank
         assert isinstance(head, Gcs)
-        self._raylet.apply(head.cluster_up(self._loop.now, self._session_name, event.nodes))
+        self._raylet.apply(head.cluster_up(self._loop.now, self._session.name, event.nodes))
         if driver_rank not in (self._raylet.node, NO_NODE):
             self._router.send(raylet_of(driver_rank), m.StartDriver())
         self._up()
         self._choose_standby()
-        self.autoscaling.lead(head, self._session_name, fresh=True)
+        self.autoscaling.lead(head, self._session.name, fresh=True)
 
     def _on_start_driver(self, now: float, src: bytes, msg: m.StartDriver) -> Iterable[Any]:
         if not self._shutdown.begun:
@@ -557,11 +617,11 @@ class ClusterMember:
 
     def _up(self) -> None:
         context, end = self._raylet.context, self._raylet.run_info.end
-        self._session.publish(self._session_name, context.info.index, context.info.node_id, context.cluster_size, end)
+        self._session.publish(context.info, context.cluster_size, end)
         self.came_up = True
         self.drain.came_up()
         for extension in self._raylet.events.extensions:
-            extension.came_up(self._session_name)
+            extension.came_up(self._session.name)
         self._on_up()
 
     def _start_failed(self, reason: str) -> None:
@@ -570,7 +630,7 @@ class ClusterMember:
         self._shutdown.begin(1)
 
     def _check_registered(self) -> None:
-        if not self._session_name and not self._shutdown.begun:
+        if not self._session.name and not self._shutdown.begun:
             self._start_failed("the head did not answer; hint: see what rank 0 printed")
 
     # ------------------------------------------------------------ deaths of nodes
@@ -632,12 +692,12 @@ class ClusterMember:
 
     def _forget_node(self, died: m.NodeDied) -> None:
         self.broken = self.broken or self._wires.shares_mpi(died.node)
-        if self._head_failure_detector is not None:
-            self._head_failure_detector.node_died(died.node)
+        if self._heartbeat.head_failure_detector is not None:
+            self._heartbeat.head_failure_detector.node_died(died.node)
         forget_node(self._raylet, self._wires.control, self._wires.data, died)
 
     def lead(self, head: RecoveringGcs, node_manager: NodeManager, writer: StateLogWriter) -> None:
-        self._node_manager, self._head_failure_detector = node_manager, None
+        self._node_manager = node_manager
         node_manager.allow(self._shutdown.extra_time)
         self._heartbeat.lead(node_manager)
         self.drain.take_over(head.gcs)
@@ -665,20 +725,20 @@ class ClusterMember:
             )
         elif not self._shutdown.begun:
             self.failure = (
-                f"the head (node {self._raylet.head_location.node}, host {self._head_host or 'unknown'}) died: "
+                f"the head (node {self._raylet.head_location.node}, host {self._session.head_host or 'unknown'}) died: "
                 f"{reason}. The job cannot go on without it; hint: checkpoints of actors and program are there for the "
                 "next run (docs/explain/faults.md)"
             )
             self._raylet.log(self.failure)
             self._raylet.events.explain_end("head", self.failure)
-            self._exit_not_before = self._loop.now + _HEAD_DEATH_DELAY
+            self._end.delay(_HEAD_DEATH_DELAY)
         self._leave_alone(1)
 
     def _head_checked(self, dead: str, alone: bool) -> None:
         """Handle a heartbeat of a node that is not the head."""
-        if self._isolated_since and max(self._loop.last_heard.values(), default=0.0) > self._isolated_since:
+        if self._end.hears_others():
             self._reconnected()
-        elif dead and alone and self._under_srun:
+        elif dead and alone and self._end.may_wait:
             self._isolate(dead)
         elif dead:
             self.head_died(dead, None if alone else False)
@@ -689,28 +749,27 @@ class ClusterMember:
             return  # each node that follows a new head tells the old one
         if self.departure.begun:
             self._raylet.log("this node has left the job")
-        elif not self._shutdown.begun or self._isolated_since:
+        elif not self._shutdown.begun or self._end.isolated:
             self._raylet.log(f"the head has declared this node dead ({reason}): it ends; its work is done elsewhere")
         self.fenced = True
         self._node_manager = None  # of a head that has left or was replaced: another one ends the job
         self._leave_alone(0)
-        if self._isolated_since:
+        if self._end.isolated:
             self._reconnected()
 
     def _isolate(self, reason: str) -> None:
         """This node hears no other node: it ends its work, and only this process waits for the network. When a rank of
         srun exits while its slurmstepd cannot report that, Slurm later kills the whole step."""
         if not self._shutdown.begun:
-            self._isolated_since = self._loop.now
+            self._end.isolate()
             self.failure = f"this node is cut off: neither the head ({reason}) nor any other node is heard of"
             self._raylet.log(f"{self.failure}. It ends its work, and leaves when the network is back")
             self._leave_alone(1)
 
     def _reconnected(self) -> None:
         """The network is back. The others have gone on without this node, which is no failure of the job."""
-        self.failure, self._isolated_since = "", 0.0
-        if self._processes_ended:
-            self._loop.stop()
+        self.failure = ""
+        self._end.reconnect()
 
     # ------------------------------------------------------------ the end
 
@@ -719,7 +778,7 @@ class ClusterMember:
         link = self._router.links.get(src)
         if number_of(src) == 0:
             self.end_job(msg.code)
-        elif link is not None and link.kind == DRIVER and self._driver is None:
+        elif link is not None and link.kind == DRIVER and not self._program.is_here:
             if msg.code:
                 self._raylet.events.explain_end("exit", f"the program ended with {exit_text(msg.code)}", src)
             self._driver_ended(msg.code)
@@ -744,8 +803,7 @@ class ClusterMember:
         self.broken = self.broken or bool(event.missing)
         if event.missing:
             self._raylet.log(f"nodes {event.missing} did not stop in time")
-        if self._processes_ended:
-            self._loop.stop()
+        self._end.stop_if_ended()
 
     def _leave_alone(self, code: int) -> None:
         """End this node without waiting for the others, which are gone or going."""

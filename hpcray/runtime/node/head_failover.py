@@ -331,7 +331,7 @@ class HeadStandby:
         self._raylet = raylet
         self._near_sets = near_sets
         self._cluster = cluster
-        self._open_journal = open_journal
+        self.open_journal = open_journal
         self._driver_rank = self._successor = raylet.context.driver_rank
         self._is_standby = False
         self._replica = TableSnapshot()
@@ -468,7 +468,7 @@ class HeadStandby:
         """Log to the journal on disk. A file server may hold the lock of a machine that is lost for a while."""
         loop = self._raylet.loop
         try:
-            file = self._open_journal()
+            file = self.open_journal()
         except StartupError as error:
             if not retry:
                 self._raylet.log(f"no journal is kept for now: {error}")

@@ -22,6 +22,54 @@ _SWEEP_TIME = 2.0
 _POLL_INTERVAL = 0.002
 
 
+class LoopEnd:
+    """When the loop of a raylet ends: once its processes have ended, not before a time, and not while it is cut off.
+
+    Args:
+        may_wait: whether a node that is cut off may wait for the network.
+
+    Attributes:
+        processes_ended: only this process of the node is left.
+    """
+
+    def __init__(self, loop: EventLoop, may_wait: bool) -> None:
+        self._loop, self.may_wait = loop, may_wait
+        self.processes_ended = False
+        self._not_before = self._isolated_since = 0.0
+
+    def delay(self, seconds: float) -> None:
+        """Have `leave` wait for so long from now."""
+        self._not_before = self._loop.now + seconds
+
+    def leave(self) -> None:
+        """No other node waits for this one: stop, unless it is cut off."""
+        if not self._isolated_since:
+            self._loop.call_at(max(self._loop.now, self._not_before), self._loop.stop)
+
+    def stop_if_ended(self) -> None:
+        """The job has ended: stop, if only this process of the node is left."""
+        if self.processes_ended:
+            self._loop.stop()
+
+    def isolate(self) -> None:
+        """This node is cut off."""
+        self._isolated_since = self._loop.now
+
+    @property
+    def isolated(self) -> bool:
+        """Whether this node is cut off."""
+        return bool(self._isolated_since)
+
+    def hears_others(self) -> bool:
+        """Return True if this node was cut off, and has heard another one since."""
+        return self.isolated and max(self._loop.last_heard.values(), default=0.0) > self._isolated_since
+
+    def reconnect(self) -> None:
+        """The network is back."""
+        self._isolated_since = 0.0
+        self.stop_if_ended()
+
+
 class NodeShutdown:
     """The end of the processes of a node; runs once, in the raylet's loop.
 
