@@ -40,20 +40,12 @@ if not (
         get_runtime_context,
         nodes,
     )
-    from hpcray.api.runtime_context import worker_facades as _worker_facades
     from hpcray.api.session import alive, init, is_initialized, shutdown
     from hpcray.progress_bars import progress
     from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
     from hpcray.runtime.core_worker.object_refs import ObjectRef
     from hpcray.state import timeline
     from hpcray.util.executor import Executor
-
-    def _find_worker() -> object:
-        from hpcray.compat.names.worker import global_worker  # few programs ask for it
-
-        return global_worker
-
-    _worker_facades.append(_find_worker)
 
     ObjectID = ObjectRef
     """The name that Ray gives `ObjectRef` too."""

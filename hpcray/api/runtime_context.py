@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -21,8 +22,6 @@ from hpcray.runtime_env.runtime_env import RuntimeEnv
 from hpcray.runtime_env.submitted_runtime_env import public_runtime_env, runtime_envs_of
 
 logger = logging.getLogger(__name__)
-worker_facades: list[Callable[[], Any]] = []
-"""What finds Ray's object for this process; the package above all others has put it here."""
 
 
 @dataclass(frozen=True)
@@ -280,7 +279,7 @@ class RuntimeContext:
     @property
     def worker(self) -> Any:
         """Ray's object for this process, `ray._private.worker.global_worker`."""
-        return next(find() for find in worker_facades)
+        return importlib.import_module("hpcray.compat.names.worker").global_worker  # above this package
 
     def get(self) -> dict[str, Any]:
         """Deprecated: return the ids by name."""

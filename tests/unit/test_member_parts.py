@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpcray.protocol.messages import NodeInfo, NodeTable
-from hpcray.runtime.node.cluster_member import JobSession, Program
+from hpcray.runtime.node.cluster_member import JobSession, LocalDriver
 from hpcray.runtime.node.shutdown import LoopEnd
 
 
@@ -53,9 +53,9 @@ def loop() -> Loop:
     return Loop()
 
 
-def program_of(loop: Loop, *connected: int) -> Program:
+def program_of(loop: Loop, *connected: int) -> LocalDriver:
     links = {number: SimpleNamespace(pid=pid) for number, pid in enumerate(connected)}
-    return Program(loop, SimpleNamespace(links=links), 1)  # type: ignore[arg-type]
+    return LocalDriver(loop, SimpleNamespace(links=links), 1)  # type: ignore[arg-type]
 
 
 def test_a_program_elsewhere_has_no_code_here(loop: Loop) -> None:

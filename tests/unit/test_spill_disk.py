@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpcray.core.object_store.spill_manager import WRITE_RETRY_DELAY, RestoreMeter, SpillDisk
+from hpcray.core.object_store.spill_manager import WRITE_RETRY_DELAY, RestoreFigures, SpillDisk
 
 
 def test_a_disk_that_failed_is_left_alone_for_a_while() -> None:
@@ -29,7 +29,7 @@ def test_a_disk_is_stalled_while_a_write_or_a_read_is() -> None:
 
 
 def test_reads_that_overlap_count_their_seconds_once() -> None:
-    meter = RestoreMeter()
+    meter = RestoreFigures()
     meter.began(1.0)
     meter.began(2.0)
     meter.ended(3.0, 100, None)
@@ -40,7 +40,7 @@ def test_reads_that_overlap_count_their_seconds_once() -> None:
 
 
 def test_a_read_that_fails_took_time_and_brought_nothing() -> None:
-    meter = RestoreMeter()
+    meter = RestoreFigures()
     meter.began(1.0)
     meter.ended(4.0, 100, "input/output error")
     assert (meter.seconds, meter.count, meter.size) == (3.0, 0, 0)

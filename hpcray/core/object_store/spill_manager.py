@@ -300,7 +300,7 @@ class SpillDisk:
         return self.writes_stalled or self.reads_stalled
 
 
-class RestoreMeter:
+class RestoreFigures:
     """Counts what is read back into memory, and for how long something was.
 
     Attributes:
@@ -371,7 +371,7 @@ class SpillManager:
         self.loans = SpilledFileLoans(self.segments)
         self.read_ahead = ReadAhead(blocks.size, self.on_disk)
         self.disk = SpillDisk()
-        self.restores = RestoreMeter()
+        self.restores = RestoreFigures()
         self.written_bytes = self.written = self.failures = 0
         self.write_seconds = self._write_began = 0.0
         self._candidates: dict[bytes, StoredObject] = {}  # least recently used first

@@ -128,7 +128,7 @@ _LAST_WORD, _LAST_WORD_CHECK = 4.0, 0.05
 between two looks."""
 
 
-class Program:
+class LocalDriver:
     """The job's program as a child of this raylet, with what shows its progress; nothing where it runs elsewhere.
 
     Args:
@@ -143,7 +143,7 @@ class Program:
         self._last_word_by = float("inf")
 
     def start(self, driver: DriverChild, progress: ChildProcess | None) -> None:
-        """It runs. progress: what shows how far it is."""
+        """Note that the program runs. progress: what shows how far it is."""
         self._driver, self._progress = driver, progress
 
     @property
@@ -231,7 +231,7 @@ class JobSession:
         directory: of this node.
 
     Attributes:
-        name: equal on all nodes; "" before the head has told it. head_host: "" where it is not known.
+        name: equal on all nodes; "" before the head has sent it. head_host: "" where it is not known.
     """
 
     def __init__(self, directory: SessionDirectory) -> None:
@@ -301,7 +301,7 @@ class ClusterMember:
         self._node_manager = node_manager
         self._wires = wires
         self._on_up = on_up
-        self._program = Program(raylet.loop, raylet.router, template_pid)
+        self._program = LocalDriver(raylet.loop, raylet.router, template_pid)
         self._end = LoopEnd(raylet.loop, read_launch(os.environ).kind == "srun")
         self._heartbeat = HeartbeatLoop(raylet, node_manager, head_failure_detector, self._head_checked)
         self._standby = HeadStandby(raylet, self, open_journal, features.near_sets)

@@ -57,7 +57,7 @@ class LoopEnd:
 
     @property
     def isolated(self) -> bool:
-        """Whether this node is cut off."""
+        """Return True while this node is cut off."""
         return bool(self._isolated_since)
 
     def hears_others(self) -> bool:

@@ -442,7 +442,7 @@ class Raylet:
 
 
 class ObjectTransfers:
-    """What a raylet does for objects between nodes: it has the data plane receive and send, and populates memory ahead.
+    """Transfers of objects between nodes by the data plane, and memory that is populated ahead of what the store uses.
 
     Args:
         data: None: this node is the only one so far.
