@@ -51,7 +51,7 @@ class ReadyQueue:
     def __init__(self, process: CoreWorker, refs: Iterable[ObjectRef[Any]]) -> None:
         self._process = process
         self._ready: deque[ObjectRef[Any]] = deque()
-        self._pending: dict[Waiter, bytes] = {}
+        self._pending: dict[int, tuple[Waiter, bytes]] = {}
         self._sleeper: Waiter | None = None
         self.arrived = self.failed = 0
         self.error = b""
@@ -59,15 +59,14 @@ class ReadyQueue:
         with engine.lock:
             process.check_alive()
             process.drain()
-            for ref in refs:
+            for number, ref in enumerate(refs):
                 if ref._id not in table.entries:
                     self._withdraw()
                     raise unknown_ref(ref._id)
-                waiter = Waiter()
-                waiter.callback = partial(self._arrive, ref, waiter)
-                self._pending[waiter] = ref._id
+                waiter = Waiter(callback=partial(self._arrive, ref, number))
+                self._pending[number] = waiter, ref._id
                 if table.wait_ready(ref._id, waiter):
-                    self._arrive(ref, waiter)
+                    self._arrive(ref, number)
             process.reader.ready_queues.append(self)
             engine.flush()
         engine.run_pending_calls()
@@ -98,7 +97,7 @@ class ReadyQueue:
 
     def waiting(self) -> list[bytes]:
         """Return the ids of the objects that are not ready (lock held)."""
-        return list(self._pending.values())
+        return [oid for _, oid in self._pending.values()]
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -108,13 +107,13 @@ class ReadyQueue:
                 self._process.reader.ready_queues.remove(self)
 
     def _withdraw(self) -> None:
-        for waiter, oid in self._pending.items():
+        for waiter, oid in self._pending.values():
             self._process.table.remove_waiter((oid,), waiter)
         self._pending.clear()
 
-    def _arrive(self, ref: ObjectRef[Any], waiter: Waiter) -> None:
+    def _arrive(self, ref: ObjectRef[Any], number: int) -> None:
         """An object is ready (lock held)."""
-        del self._pending[waiter]
+        del self._pending[number]
         self._ready.append(ref)
         self.arrived += 1
         entry = self._process.table.entries.get(ref._id)

@@ -367,7 +367,7 @@ class Introspection:
 
     def _log_parts(self, task: bytes, suffix: str) -> dict[str, Any] | None:
         worker = current.worker
-        return worker.log_parts(task, suffix) if worker is not None and worker.log_parts is not None else None
+        return worker.log_parts.find(task, suffix) if worker is not None and worker.log_parts is not None else None
 
     @property
     def _job_id(self) -> str:

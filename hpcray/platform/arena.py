@@ -508,6 +508,11 @@ class Prefaulter:
         self._stopped = window <= 0
 
     @property
+    def populated_to(self) -> int:
+        """End of what was populated so far."""
+        return self._done
+
+    @property
     def idle(self) -> bool:
         """True if no thread runs: nothing is left to populate."""
         return self._thread is None

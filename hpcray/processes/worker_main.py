@@ -51,7 +51,7 @@ class SignalWatch:
     def __init__(self, engine: IoEngine, idle: Callable[[], Waiter | None]) -> None:
         self._engine, self._idle, self._main = engine, idle, get_ident()
         self._read, write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        engine.watched[self._read] = self._signalled
+        engine.watched.use(self._read, self._signalled)
         engine.busy_poll.arm(self._read, again=False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
 

@@ -21,7 +21,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -223,11 +223,15 @@ class _Reducers(dict[Any, Callable[[Any], Any]]):
 
     Attributes:
         tensors_as_views: whether PyTorch's tensors are read as views.
-        transfer_memory: see `use_transfer_memory`.
+        finders: of memory, the last one counts: see `use_transfer_memory`.
     """
 
     tensors_as_views = False
-    transfer_memory: Callable[[Any], AbstractContextManager[Any]] = nullcontext
+    finders: ClassVar[list[Callable[[Any], AbstractContextManager[Any]]]] = [nullcontext]
+
+    def transfer_memory(self, content: Any) -> AbstractContextManager[Any]:
+        """Return a context with an array of the same bytes, see `use_transfer_memory`."""
+        return self.finders[-1](content)
 
     def __missing__(self, kind: Any) -> Callable[[Any], Any]:
         reducer = _OF_LIBRARIES.get((kind.__module__, kind.__qualname__))
@@ -270,7 +274,7 @@ def use_transfer_memory(find: Callable[[Any], AbstractContextManager[Any]]) -> N
         find: called with an array of bytes; a context with an array of the same bytes, from and to which the device
             copies faster, or with that array itself.
     """
-    _reducers.transfer_memory = find
+    _reducers.finders[:] = [find]
 
 
 def reduce_with(kind: type, reducer: Callable[[Any], Any] | None) -> None:

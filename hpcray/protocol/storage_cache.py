@@ -142,7 +142,7 @@ class Storages:
     """The storages of this process: new ones, and those of its cache, which a thread trims while there are any."""
 
     def __init__(self) -> None:
-        self._budget: Callable[[], int] = int
+        self._budgets: list[Callable[[], int]] = []
         self._forked()
 
     def _forked(self) -> None:
@@ -152,7 +152,7 @@ class Storages:
 
     def keep(self, budget: Callable[[], int]) -> None:
         """Keep so many bytes that are unused; `budget` is called when they are known to be needed. 0: none."""
-        self._budget = budget
+        self._budgets[:] = [budget]
         self._forked()
 
     def take(self, size: int) -> tuple[Any, bool]:
@@ -169,7 +169,7 @@ class Storages:
             if cache is None:
                 # PyTorch's own name for it is private. Where it is missing, nothing is used again.
                 use_count: Callable[[int], int] | None = getattr(torch._C, "_storage_Use_Count", None)
-                budget = self._budget() if use_count is not None else 0
+                budget = self._budgets[-1]() if self._budgets and use_count is not None else 0
                 cache = self._cache = StorageCache(budget, partial(_is_unused, use_count or (lambda _: 0)))
             found = cache.take(size, monotonic())
             if found is not None:

@@ -30,9 +30,25 @@ Range = Callable[[int, int], memoryview]
 """Gives the bytes of a store at (offset, size)."""
 
 
-def part_of(arena: memoryview) -> Range:
-    """The ranges of the arena alone."""
-    return lambda offset, size: arena[offset : offset + size]
+_NOTHING = memoryview(b"")
+
+
+class StoreMemory:
+    """The memory of a node's store, as a data plane reads and writes it.
+
+    Args:
+        arena: writable, one-dimensional bytes.
+        ranges: gives the bytes of it, or of the overflow file; None: of `arena` only.
+    """
+
+    __slots__ = ("_arena", "_ranges")
+
+    def __init__(self, arena: memoryview = _NOTHING, ranges: Range | None = None) -> None:
+        self._arena, self._ranges = arena, ranges
+
+    def part(self, offset: int, size: int) -> memoryview:
+        """Return the bytes at an offset."""
+        return self._arena[offset : offset + size] if self._ranges is None else self._ranges(offset, size)
 
 
 class TransportError(Exception):

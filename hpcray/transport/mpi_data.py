@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hpcray.transport.base import FOREVER, Backoff, Range, Report, part_of
+from hpcray.transport.base import FOREVER, Backoff, Range, Report, StoreMemory
 from hpcray.transport.mpi_control import acknowledge
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ class MpiData:
         self._byte = module.BYTE
         self._status = module.Status()
         self._tags: int = (comm.Get_attr(module.TAG_UB) or 32767) + 1
-        self._arena = memoryview(b"")
-        self._range: Range = part_of(self._arena)
+        self._memory = StoreMemory()
         self._outgoing: list[_Transfer] = []
         self._incoming: dict[tuple[int, int], _Transfer] = {}
         self._nodes: dict[int, int] = {}  # source of what is expected, by tag
@@ -68,13 +67,13 @@ class MpiData:
         """MPI connects by itself."""
 
     def register(self, arena: memoryview, ranges: Range | None = None) -> None:
-        self._arena, self._range = arena, ranges or part_of(arena)
+        self._memory = StoreMemory(arena, ranges)
 
     def receive(self, node: int, tag: int, offset: int, size: int) -> None:
         if size == 0:
             self._done.append(("received", node, tag, None))
             return
-        self._incoming[node, tag % self._tags] = _Transfer(node, tag, self._range(offset, size))
+        self._incoming[node, tag % self._tags] = _Transfer(node, tag, self._memory.part(offset, size))
         self._nodes[tag] = node
         self._backoff.touch()
 
@@ -82,7 +81,7 @@ class MpiData:
         if size == 0:
             self._done.append(("sent", node, tag, None))
             return
-        outgoing = _Transfer(node, tag, self._range(offset, size))
+        outgoing = _Transfer(node, tag, self._memory.part(offset, size))
         if self._push(outgoing):
             self._outgoing.append(outgoing)
         self._backoff.touch()
@@ -133,8 +132,7 @@ class MpiData:
         self._nodes.clear()
         self._filling.clear()
         self._done.clear()
-        self._arena = memoryview(b"")
-        self._range = part_of(self._arena)
+        self._memory = StoreMemory()
 
     def _push(self, outgoing: _Transfer) -> bool:
         """Reap pieces that are out, send more. False when the object is finished, one way or the other."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hpcray.transport.base import FOREVER, Backoff, Range, Report, part_of
+from hpcray.transport.base import FOREVER, Backoff, Range, Report, StoreMemory
 from hpcray.transport.ucx_engine import UcxEngine
 
 _CLASS = 0xF << 60
@@ -45,8 +45,7 @@ class UcxData:
         engine.claim(_DATA >> 60)
         self._any_data = engine.lib.UCXXTag(_DATA)
         self._class_mask = engine.lib.UCXXTagMask(_CLASS)
-        self._arena = memoryview(b"")
-        self._range: Range = part_of(self._arena)
+        self._memory = StoreMemory()
         self._expected: dict[int, _Place] = {}  # by label
         self._labels: dict[int, int] = {}  # of what is expected, by tag
         self._flights: list[_Flight] = []
@@ -66,7 +65,7 @@ class UcxData:
 
     def register(self, arena: memoryview, ranges: Range | None = None) -> None:
         """UCX pins what it needs by itself, on first use, and keeps it pinned."""
-        self._arena, self._range = arena, ranges or part_of(arena)
+        self._memory = StoreMemory(arena, ranges)
 
     def receive(self, node: int, tag: int, offset: int, size: int) -> None:
         if size == 0:
@@ -84,7 +83,7 @@ class UcxData:
         engine = self._engine
         try:
             endpoint = engine.endpoint(node)
-            buffer = engine.array(self._range(offset, size))
+            buffer = engine.array(self._memory.part(offset, size))
             label = engine.label(engine.rank, node, tag & _NUMBER_MASK)
             request = endpoint.tag_send(buffer, engine.lib.UCXXTag(_DATA | label))
         except Exception as error:
@@ -168,8 +167,7 @@ class UcxData:
         self._stuck.clear()
         self._done.clear()
         self._engine.close()
-        self._arena = memoryview(b"")
-        self._range = part_of(self._arena)
+        self._memory = StoreMemory()
 
     def _ripe(self) -> bool:
         if self._done or any(flight[0].completed for flight in self._flights):
@@ -194,7 +192,7 @@ class UcxData:
         self._labels.pop(tag, None)
         what = "received"
         if size == length:
-            buffer = self._engine.array(self._range(offset, length))
+            buffer = self._engine.array(self._memory.part(offset, length))
         else:
             # It is not expected (any more), but its sender waits until it is received. UCX tells it so without moving
             # the bytes, and whatever its length claims, a stranger's message gets no memory.

@@ -12,7 +12,7 @@ import pytest
 from hpcray.core.core_worker.output_lines import OutputLines
 from hpcray.protocol.messages import WorkerOutput
 from hpcray.runtime.worker import log_output
-from hpcray.runtime.worker.log_output import WorkerLogFile
+from hpcray.runtime.worker.log_output import LogOwner, WorkerLogFile
 
 
 class Worker:
@@ -24,7 +24,7 @@ class Worker:
         self.files = {kind: WorkerLogFile(os.open(os.devnull, os.O_WRONLY)) for kind in self.paths}
         for kind, file in self.files.items():
             other = self.files["err" if kind == "out" else "out"]
-            file.open(str(self.paths[kind]), lambda: (self.name, (self.task, 1.0)), other)
+            file.open(str(self.paths[kind]), LogOwner(lambda: (self.name, (self.task, 1.0))), other)
 
     def run(self, task: str) -> None:
         self.name, self.task = f":task_name:{task}\n", task.encode()
@@ -106,7 +106,7 @@ def full(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def test_lines_that_a_full_disk_takes_are_counted_and_said(worker: Worker, full: list[bool]) -> None:
     complaints: list[str] = []
-    worker.files["out"]._complain = complaints.append
+    worker.files["out"]._owner.complain = complaints.append
     worker.run("first")
     for number in range(1000):
         worker.prints("out", f"line {number}\n")
@@ -131,7 +131,7 @@ def test_a_log_directory_that_is_gone_fails_nothing_and_is_used_when_it_is_back(
     monkeypatch.setattr(log_output, "_RETRY_INTERVAL", 0.0)
     complaints: list[str] = []
     file = WorkerLogFile(os.open(os.devnull, os.O_WRONLY))
-    file.open(str(tmp_path / "logs" / "worker.out"), lambda: ("", (b"", 0.0)), None, complaints.append)
+    file.open(str(tmp_path / "logs" / "worker.out"), LogOwner(complain=complaints.append))
     file.write(b"lost\n")
     (tmp_path / "logs").mkdir()
     file.write(b"kept\n")

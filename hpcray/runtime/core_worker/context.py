@@ -51,6 +51,10 @@ class BoundHandlers(dict[type, Handler]):
                 return handler
         raise KeyError(kind)
 
+    def use(self, kind: type, handler: Handler) -> None:
+        """Have another handler get the messages of a kind from now on."""
+        self[kind] = handler
+
 
 # ------------------------------------------------------------ context
 
@@ -226,30 +230,30 @@ class CurrentProcess(Generic[W]):
         worker: the `TaskExecutor` of a worker process; None in a driver.
     """
 
-    __slots__ = ("_join", "_joining", "_lock", "process", "worker")
+    __slots__ = ("_joining", "_joins", "_lock", "process", "worker")
 
     def __init__(self) -> None:
         self.process: W | None = None
         self.worker: Any = None
-        self._join: Callable[[], None] | None = None
+        self._joins: list[Callable[[], None]] = []
         self._joining = False
         self._lock = threading.RLock()
 
     def postpone(self, join: Callable[[], None]) -> None:
         """Call `join` at the first use of `process`, which it sets. Until then the attribute is missing, so that the
         hot paths, which read it, need not ask."""
-        self._join = join
+        self._joins.append(join)
         del self.process
 
     @property
     def postponed(self) -> bool:
         """True if the first use of `process` joins a job."""
-        return self._join is not None
+        return bool(self._joins)
 
     def forget_postponed(self) -> None:
         """Join no job at the first use of `process`."""
-        if self._join is not None:
-            self._join = None
+        if self._joins:
+            self._joins.clear()
             self.process = None
 
     if not TYPE_CHECKING:
@@ -258,9 +262,9 @@ class CurrentProcess(Generic[W]):
             if name != "process":
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             with self._lock:
-                if self._joining or self._join is None:  # this thread joins, or another one has
+                if self._joining or not self._joins:  # this thread joins, or another one has
                     return None if self._joining else self.process
-                join, self._joining = self._join, True
+                join, self._joining = self._joins[-1], True
                 try:
                     join()
                     return self.process
@@ -268,7 +272,8 @@ class CurrentProcess(Generic[W]):
                     self.process = None
                     raise
                 finally:
-                    self._join, self._joining = None, False
+                    self._joins.clear()
+                    self._joining = False
 
 
 current: CurrentProcess[CoreWorkerContext] = CurrentProcess()

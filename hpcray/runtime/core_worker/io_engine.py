@@ -183,6 +183,14 @@ class FrameWriter(Protocol):
         """Write a frame into a slot. Returns the frame that is sent instead; None: there is no slot."""
 
 
+class DescriptorCalls(dict[int, Callable[[], None]]):
+    """The calls for descriptors of others for which `BusyPoll` is armed, by descriptor."""
+
+    def use(self, fd: int, call: Callable[[], None]) -> None:
+        """Make a call each time that there is something to read."""
+        self[fd] = call
+
+
 class IoEngine:
     """The sockets of one process (one per peer of its host, one to its raylet for everything else) and their driver.
 
@@ -247,7 +255,7 @@ class IoEngine:
         self.parked: list[Waiter] = []
         self.park_of: dict[int, Waiter] = {}
         self.driving = 0
-        self.watched, self.loop_thread = dict[int, Callable[[], None]](), 0
+        self.watched, self.loop_thread = DescriptorCalls(), 0
         self._timers: list[tuple[float, int, Callable[[float], None]]] = []
         self._timer_count = 0
         self.sleep_until = AWAKE

@@ -60,7 +60,7 @@ class LoopWaiter(selectors.EpollSelector):
         self._looked = 0.0
         self.waits = False
         with engine.lock:
-            engine.watched[self.fileno()] = self._ripe
+            engine.watched.use(self.fileno(), self._ripe)
             engine.busy_poll.arm(self.fileno(), again=False)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:

@@ -115,3 +115,10 @@ class ActorContext(Protocol):
     def route_by_group(self) -> None: ...
 
     def refuse_calls(self, refuse: Callable[[bytes, m.ActorCall], None]) -> None: ...
+
+
+class LogParts(Protocol):
+    """The log files of a worker, see `log_output.WorkerLogParts`."""
+
+    def find(self, task: bytes, suffix: str) -> dict[str, Any]:
+        """Return the "name" of the file "out" or "err", and the "parts" of it that a task wrote."""

@@ -52,6 +52,22 @@ class _Part:
     end: int | None = None
 
 
+class LogOwner:
+    """A worker, as its log files see it.
+
+    Attributes:
+        speaker: returns the line that names who writes ("" if it is not known), and which run of which task it is.
+        complain: called with the reason when output begins to be lost: the disk is full, or the directory is gone.
+    """
+
+    def __init__(
+        self,
+        speaker: Callable[[], tuple[str, tuple[bytes, float]]] = lambda: ("", _NO_RUN),
+        complain: Callable[[str], object] = lambda problem: None,
+    ) -> None:
+        self.speaker, self.complain = speaker, complain
+
+
 class WorkerLogFile(io.RawIOBase):
     """One log file of this worker, behind descriptor 1 or 2. It is rotated before it becomes too large.
 
@@ -62,7 +78,7 @@ class WorkerLogFile(io.RawIOBase):
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._path = ""
-        self._speaker: Callable[[], tuple[str, tuple[bytes, float]]] = lambda: ("", _NO_RUN)
+        self._owner = LogOwner()
         self._named = ""
         self._other: WorkerLogFile | None = None
         self._run = _NO_RUN
@@ -73,28 +89,19 @@ class WorkerLogFile(io.RawIOBase):
         self._opened = False
         self._lost = 0
         self._retry_at = 0.0
-        self._complain: Callable[[str], object] = lambda problem: None
 
-    def open(
-        self,
-        path: str,
-        speaker: Callable[[], tuple[str, tuple[bytes, float]]],
-        other: WorkerLogFile | None = None,
-        complain: Callable[[str], object] = lambda problem: None,
-    ) -> None:
+    def open(self, path: str, owner: LogOwner, other: WorkerLogFile | None = None) -> None:
         """Begin the file.
 
         Args:
             path: of the file.
-            speaker: returns the line that names who writes ("" if it is not known), and which run of which task it is.
+            owner: the worker.
             other: the file with this worker's other output. A name that is written here is written there too: child
                 processes of a task write to either without one, and the two files are read one after the other.
-            complain: called with the reason when output begins to be lost: the disk is full, or the directory is gone.
         """
         self._path = path
-        self._speaker = speaker
+        self._owner = owner
         self._other = other
-        self._complain = complain
         self._open()
 
     @cached_property
@@ -117,7 +124,7 @@ class WorkerLogFile(io.RawIOBase):
         size = len(text)
         end = text[-1:] == b"\n"
         if self._at_line_start:
-            name, run = self._speaker()
+            name, run = self._owner.speaker()
             if 0 < self._limits[0] < self._size + len(name) + size and self._size:
                 self._rotate()
                 name, self._named = name or self._named, ""  # it stands in the older file, which may be deleted soon
@@ -165,7 +172,7 @@ class WorkerLogFile(io.RawIOBase):
         self._retry_at = time.monotonic() + _RETRY_INTERVAL
         if not self._problem:
             self._problem = error.strerror or str(error)
-            self._complain(self._problem)
+            self._owner.complain(self._problem)
 
     def _recovers(self) -> bool:
         """True if lines can be written again, after one that says how many are missing."""
@@ -296,10 +303,21 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> Callable[[]
     sys.stdout.flush()
     sys.stderr.flush()
     for suffix, file in _FILES.items():
-        file.open(f"{path}.{suffix}", speaker, _FILES["err" if suffix == "out" else "out"], complain)
+        file.open(f"{path}.{suffix}", LogOwner(speaker, complain), _FILES["err" if suffix == "out" else "out"])
     sys.stdout, sys.stderr = _STREAMS
-    worker.log_parts = lambda task, suffix: {"name": f"{name}.{suffix}", "parts": _FILES[suffix].parts(task)}
+    worker.log_parts = WorkerLogParts(name)
     return tell_early
+
+
+class WorkerLogParts:
+    """The parts of this worker's log files that its tasks wrote. name: of the files, without the suffix."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def find(self, task: bytes, suffix: str) -> dict[str, Any]:
+        """Return the "name" of the file "out" or "err", and the "parts" of it that a task wrote."""
+        return {"name": f"{self._name}.{suffix}", "parts": _FILES[suffix].parts(task)}
 
 
 def finish_output() -> None:

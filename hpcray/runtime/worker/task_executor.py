@@ -37,7 +37,7 @@ from hpcray.runtime.core_worker.object_reader import unreadable
 from hpcray.runtime.worker.actor_drain import URGENT, ActorDrain
 from hpcray.runtime.worker.actor_event_loop import wait_without_driving
 from hpcray.runtime.worker.actor_executor import ActorExecutor
-from hpcray.runtime.worker.context import WorkerEnvironment
+from hpcray.runtime.worker.context import LogParts, WorkerEnvironment
 from hpcray.runtime.worker.replies import GeneratorExecutor, Replies, Verdict, drive
 from hpcray.runtime.worker.task_events import qualified_name
 
@@ -121,7 +121,7 @@ class TaskExecutor:
             worker has one environment for life.
         environment: the rest of its runtime_env. options: of tasks that have their own.
         cancelled: tasks that were cancelled while they ran.
-        log_parts: returns the name of a log file, and the parts of it that a task wrote.
+        log_parts: the parts of the log files that tasks wrote; None where the worker has none.
         forked: whether this is a child process that a task has forked, and not the worker.
     """
 
@@ -140,7 +140,7 @@ class TaskExecutor:
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
         self.cancelled: CancellationTracker = CancellationTracker()
-        self.log_parts: Callable[[bytes, str], dict[str, Any]] | None = None
+        self.log_parts: LogParts | None = None
         self.replies = Replies(self, process)
         self.generators: GeneratorExecutor = GeneratorExecutor(self, self.replies)
         self.drain: ActorDrain = ActorDrain(self)
@@ -420,14 +420,14 @@ class TaskExecutor:
                 for item in waiting:
                     self.queue.remove(item)
                     actor.call(*item)
-                self.process.handlers[m.ActorCall] = actor.call
+                self.process.handlers.use(m.ActorCall, actor.call)
 
     def queue_calls(self) -> None:
         """Take calls in through the queue again: where each of them goes has to be looked at."""
         with self.engine.lock:
             if self.actor is not None and self.actor.takes_calls:
                 self.actor.takes_calls = False
-                self.process.handlers[m.ActorCall] = self._on_call
+                self.process.handlers.use(m.ActorCall, self._on_call)
 
     def _run_task(self, src: bytes, msg: m.PushTask) -> None:
         started = perf_counter()
