@@ -462,8 +462,8 @@ def resolve_node_affinity(process: CoreWorker, shape: Shape) -> Shape:
     """
     strategy = shape.strategy
     worker = current.worker
-    if worker is not None and worker.env:
-        env = {**worker.env, **dict(shape.env)}
+    if worker is not None and worker.lease.env:
+        env = {**worker.lease.env, **dict(shape.env)}
         shape = msgspec.structs.replace(shape, env=tuple(sorted(env.items())))
     if not strategy.startswith(_NODE_ID_PREFIX):
         return shape

@@ -84,7 +84,9 @@ class ContextSource:
         worker = current.worker
         if worker is None:
             return {}
-        return plain(dict(worker.actor.spec.hold.resources)) if worker.actor is not None else dict(worker.holds)
+        return (
+            plain(dict(worker.actor.spec.hold.resources)) if worker.actor is not None else dict(worker.lease.resources)
+        )
 
     def placement_group(self) -> tuple[str, bool]:
         """Return the current placement group (id in hex, "" for none) and True if child tasks run in it too."""
@@ -94,7 +96,7 @@ class ContextSource:
         """Return the runtime_env of the current task or actor; empty for none."""
         env_vars = {
             **dict(self.job.env if self.job else ()),
-            **(current.worker.env if current.worker is not None else {}),
+            **(current.worker.lease.env if current.worker is not None else {}),
         }
         return public_runtime_env(runtime_envs_of(self._process).job, env_vars)
 

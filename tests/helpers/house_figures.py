@@ -57,7 +57,6 @@ ATTRIBUTES = {
     "CoreWorker": 53,
     "IoEngine": 44,
     "LeaseRequest": 41,
-    "TaskExecutor": 31,
     "TaskState": 28,
     "UcxEngine": 36,
 }
@@ -105,7 +104,7 @@ LINES_OF_CODE = {
     "protocol": 1488,
     "ray_api": 474,
     "ray_start": 1889,
-    "runtime": 12690,
+    "runtime": 12730,
     "runtime_env": 1751,
     "state": 3967,
     "tensors": 3318,

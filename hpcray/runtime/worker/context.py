@@ -22,8 +22,11 @@ class WorkerContext(Protocol):
     engine: IoEngine
     queue: deque[tuple[bytes, Any]]
     options: dict[bytes, m.CallOptions]
-    forked: bool
     reply: Callable[..., None]
+
+    @property
+    def forked(self) -> bool:
+        """True in a child process that a task has forked, which is not the worker."""
 
     @property
     def actor(self) -> ActorContext | None: ...

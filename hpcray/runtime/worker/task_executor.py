@@ -113,29 +113,109 @@ class CancellationTracker(set[bytes]):
         return True
 
 
+class WorkerLease:
+    """What a worker has for its tasks or its actor.
+
+    Attributes:
+        holder: the submitter that has the lease. resources: that go with it. env: the variables of the environment; a
+            worker has one environment for life.
+    """
+
+    def __init__(self) -> None:
+        self.holder = b""
+        self.resources: dict[str, int] = {}
+        self.env: dict[str, str] = {}
+
+    def attach(self, holder: bytes, resources: dict[str, int]) -> None:
+        """Another lease goes with this worker."""
+        self.holder, self.resources = holder, resources
+
+    def take_env(self, env: dict[str, str]) -> None:
+        """Set the variables of a task or actor, which go before those of its job."""
+        self.env = env
+        self.apply_env()
+
+    def apply_env(self) -> None:
+        """Set the variables again, over those of the job."""
+        os.environ.update(self.env)
+        apply_device_visibility(os.environ)
+
+
+class ResourceLoans:
+    """The CPU of a worker, which other processes may use while it waits. Lock held in all methods."""
+
+    def __init__(self, engine: IoEngine, raylet: bytes) -> None:
+        self._engine, self._raylet = engine, raylet
+        self._waits = 0
+
+    def begin_wait(self) -> bool:
+        """One more thread waits. Returns True if it is the only one."""
+        self._waits += 1
+        return self._waits == 1
+
+    def lend(self) -> None:
+        """Others may use it."""
+        self._engine.send(self._raylet, m.Blocked())
+
+    def end_wait(self) -> None:
+        """A thread goes on: the worker needs its CPU, if it was the last one that waited."""
+        self._waits -= 1
+        if self._waits == 0:
+            self._engine.send(self._raylet, m.Unblocked())
+            self._engine.flush()
+
+
+class WorkerEnd:
+    """The end of a worker's process.
+
+    Attributes:
+        forked: whether this is a child process that a task has forked, and not the worker.
+        terminated: whether it got a SIGTERM.
+    """
+
+    def __init__(self) -> None:
+        self.forked = self.terminated = False
+        self._pid = os.getpid()
+        self._leaving = threading.Lock()
+
+    def is_here(self) -> bool:
+        """Return False in a process that a task has forked."""
+        return os.getpid() == self._pid
+
+    def begin(self) -> None:
+        """Let one thread end the process; any other one waits here for ever."""
+        self._leaving.acquire()
+
+    def exit(self, code: int) -> NoReturn:
+        """End the process; after a SIGTERM by that signal."""
+        if self.terminated:  # its raylet reads from the exit status what it died of
+            with contextlib.suppress(ValueError):  # on another thread than the main one
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                os.kill(self._pid, signal.SIGTERM)
+                time.sleep(1)
+        os._exit(code)
+
+
 class TaskExecutor:
     """Executes what submitters push. The main thread runs tasks and drives the engine in between.
 
     Attributes:
-        queue: what came and has not started. lease_holder: who holds the lease. holds, env: what goes with it; a
-            worker has one environment for life.
+        queue: what came and has not started. lease: what it has for that.
         environment: the rest of its runtime_env. options: of tasks that have their own.
         cancelled: tasks that were cancelled while they ran.
         log_parts: the parts of the log files that tasks wrote; None where the worker has none.
-        forked: whether this is a child process that a task has forked, and not the worker.
+        end: of the process.
     """
 
     def __init__(self, process: CoreWorker, environment: WorkerEnvironment) -> None:
         self.process = process
         self.engine = process.engine
-        self.forked: bool = False
+        self.end = WorkerEnd()
         self.actor: ActorExecutor | None = None
         self.running: bytes | None = None
         self.thread_locals: dict[int, dict[str, Any]] = {}
         self.register_thread()
-        self.lease_holder = b""
-        self.holds: dict[str, int] = {}
-        self.env: dict[str, str] = {}
+        self.lease = WorkerLease()
         self.environment = environment
         self.queue: deque[tuple[bytes, Any]] = deque()
         self.options: dict[bytes, m.CallOptions] = {}
@@ -151,16 +231,21 @@ class TaskExecutor:
         self._prefetcher = QueuedArgumentPrefetcher(process)
         self._blobs: dict[bytes, m.FunctionDef] = {}
         self._functions: dict[bytes, tuple[str, Callable[..., Any]]] = {}
-        self._blocked = 0
         self._interruptible = False
         self._children_from = 0
-        self._raylet = raylet_of(process.node)
-        self._pid = os.getpid()
-        self._leaving = threading.Lock()
-        self._terminated = False
+        self._loans = ResourceLoans(self.engine, self._raylet)
         process.job = environment.job or process.job
         if process.job is not None:
             self.apply_job(process.job)
+
+    @property
+    def _raylet(self) -> bytes:
+        return raylet_of(self.process.node)
+
+    @property
+    def forked(self) -> bool:
+        """True in a child process that a task has forked, which is not the worker."""
+        return self.end.forked
 
     @property
     def handlers(self) -> HandlerTable:
@@ -192,18 +277,12 @@ class TaskExecutor:
         self.cancelled.discard(task)
 
     def _on_leased(self, src: bytes, msg: m.LeaseAttached) -> None:
-        self.lease_holder = src
-        self.holds = self.process.placement_groups.enter(msg.resources, msg.strategy)
-        if thread_count_changes(self.holds.get("CPU", 0)):
+        holds = self.process.placement_groups.enter(msg.resources, msg.strategy)
+        self.lease.attach(src, holds)
+        if thread_count_changes(holds.get("CPU", 0)):
             self._on_work(src, msg)
         if msg.env:
-            self._take_env(msg.env)
-
-    def _take_env(self, env: Sequence[tuple[str, str]]) -> None:
-        """The variables of a task or actor go before those of its job."""
-        self.env = self.environment.variables(env)
-        os.environ.update(self.env)
-        apply_device_visibility(os.environ)
+            self.lease.take_env(self.environment.variables(msg.env))
 
     def _on_call(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
         idle = self._idle
@@ -303,8 +382,7 @@ class TaskExecutor:
             os.chdir(job.cwd)
         os.environ[OWN_NAMESPACE] = job.namespace
         os.environ.update(self.environment.variables(job.env))
-        os.environ.update(self.env)
-        apply_device_visibility(os.environ)
+        self.lease.apply_env()
         self.environment.enter()
 
     def interrupted(self, signum: int, frame: FrameType | None) -> None:
@@ -335,11 +413,11 @@ class TaskExecutor:
     def terminated(self, signum: int, frame: FrameType | None) -> None:
         """SIGTERM ends the process, as in Ray: a task, or a call of an actor that runs one at a time,
         gets a SystemExit; calls that run in threads and coroutines are finished first."""
-        if os.getpid() != self._pid:  # a process that a task has forked
+        if not self.end.is_here():  # a process that a task has forked
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
             return
-        self._terminated = True
+        self.end.terminated = True
         if self.process.local.task is None:
             self.engine.call_soon(self._end_soon)
         elif threading.get_ident() in self.engine.asleep or in_user_code(frame):
@@ -385,7 +463,7 @@ class TaskExecutor:
                     assert self.actor is not None
                     self.actor.call(src, msg)
                 elif kind is m.LeaseAttached:
-                    set_thread_count(self.holds.get("CPU", 0))
+                    set_thread_count(self.lease.resources.get("CPU", 0))
                 elif kind in URGENT:
                     self.drain.run_urgent(msg)
                 elif kind is m.Exit:
@@ -395,7 +473,7 @@ class TaskExecutor:
                 elif kind is m.BecomeActor:
                     hold = msg.spec.hold
                     set_thread_count(self.process.placement_groups.enter(hold.resources, hold.strategy).get("CPU", 0))
-                    self._take_env(msg.spec.hold.env)
+                    self.lease.take_env(self.environment.variables(msg.spec.hold.env))
                     self.actor = ActorExecutor(self, msg, self.drain, self.generators)
                     self.actor.construct()
                     if self.actor.takes_calls:
@@ -566,17 +644,13 @@ class TaskExecutor:
         makers = self.process.local.loading if self.actor is not None else None
         while True:
             until = min(deadline or math.inf, monotonic() + BEHIND_CHECK) if makers else deadline
-            self._blocked += 1
-            if self._blocked == 1:
+            if self._loans.begin_wait():
                 self.return_tasks(None, False)
-                self.lend_cpu()
+                self._loans.lend()
             try:
                 done = engine.wait(waiter, until)
             finally:
-                self._blocked -= 1
-                if self._blocked == 0:
-                    engine.send(self._raylet, m.Unblocked())
-                    engine.flush()
+                self._loans.end_wait()
             if done or until == deadline:
                 return done
             if self.queue:
@@ -640,17 +714,13 @@ class TaskExecutor:
         with self.engine.lock:
             return any(type(msg) is m.ActorCall and msg.task == call for _, msg in self.queue)
 
-    def lend_cpu(self) -> None:
-        """Our CPU may be used by others while we wait (lock held)."""
-        self.engine.send(self._raylet, m.Blocked())
-
     # ------------------------------------------------------------ max_calls
 
     def _retire(self) -> None:
         """Take no more tasks: the one that runs is the last (called by that task)."""
         with self.engine.lock:
             self.return_tasks(None, False)
-            self.engine.send(self.lease_holder, m.TasksReturned([], True, True))
+            self.engine.send(self.lease.holder, m.TasksReturned([], True, True))
             self.queue = _ReturningQueue(self.engine, self.queue)
             self.queue.append((b"", _Retire()))
             self.engine.flush()
@@ -664,7 +734,7 @@ class TaskExecutor:
                 engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
             # Only the submitter's answer shows that it has read the replies: a broken connection would lose them.
             self._retirement = Waiter()
-            engine.send(self.lease_holder, m.TasksReturned([], False, True))
+            engine.send(self.lease.holder, m.TasksReturned([], False, True))
             engine.wait(self._retirement)
         self._finish_extensions()
         with engine.lock:
@@ -708,7 +778,7 @@ class TaskExecutor:
     def _finish_extensions(self) -> None:
         """Have features bring to safety what other processes need of this one. Not after a SIGTERM: all processes of a
         job may have got one."""
-        if not self._terminated:
+        if not self.end.terminated:
             for extension in self.process.extensions.loaded:
                 extension.before_exit()
 
@@ -717,14 +787,14 @@ class TaskExecutor:
     def begin_forked_child(self) -> None:
         """This is a process that a task has forked: end it when that task's code returns or raises, as Python ends a
         program. The caller of the task hears from the parent alone."""
-        self.forked = True
+        self.end.forked = True
         self.reply = _end_forked_child
 
     def leave(self, reason: str, code: int = 0) -> NoReturn:
         """End this worker on purpose (without a `reason`: as if it crashed); buffers are written, exit handlers run."""
-        if self.forked:
+        if self.end.forked:
             os._exit(code)  # none of this is its own
-        self._leaving.acquire()  # for ever: one thread is enough
+        self.end.begin()
         self._leave_in_time(code)
         self._finish_extensions()
         if self.actor is not None:
@@ -739,12 +809,7 @@ class TaskExecutor:
         with contextlib.suppress(BaseException):
             for stream in (sys.stdout, sys.stderr):
                 getattr(stream, "finish", stream.flush)()
-        if self._terminated:  # its raylet reads from the exit status what it died of
-            with contextlib.suppress(ValueError):  # on another thread than the main one
-                signal.signal(signal.SIGTERM, signal.SIG_DFL)
-                os.kill(self._pid, signal.SIGTERM)
-                time.sleep(1)
-        os._exit(code)
+        self.end.exit(code)
 
     def _send_last_messages(self) -> None:
         """Write everything queued, and what has run here, which the raylet counts from now on (lock held)."""
@@ -760,7 +825,7 @@ class TaskExecutor:
         while self.process.table.refs.unacked or (self.actor is not None and self._has_open_tasks(self.actor)):
             if not lent:
                 lent = True
-                self.lend_cpu()
+                self._loans.lend()
             self.engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
 
     def _has_open_tasks(self, actor: ActorExecutor) -> bool:
