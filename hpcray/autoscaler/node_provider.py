@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hpcray.autoscaler.autoscaler import HELD, PENDING, RUNNING, InstanceState
+from hpcray.autoscaler.batch_systems import HELD_BY_USER, WILL_NOT_START, cancel_by_name
 from hpcray.common.labels import TIME_LEFT, labels_text
 from hpcray.common.resources import UNIT
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
 from hpcray.platform.accelerators import CUDA, HIP, LEVEL_ZERO, ROCR
 from hpcray.platform.allocation import read_allocation
-from hpcray.platform.batch_systems import HELD_BY_USER, WILL_NOT_START, cancel_by_name
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.private_files import append_private_file

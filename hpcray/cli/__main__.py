@@ -16,6 +16,7 @@ from typing import Any, get_args
 import click
 from rich.text import Text
 
+from hpcray.autoscaler.batch_systems import SLURM
 from hpcray.cli import nodes as node_commands
 from hpcray.cli import observe
 from hpcray.cli.attach import attach, bridge
@@ -45,7 +46,6 @@ from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
 from hpcray.platform.allocation import compress_nodes, read_allocation
-from hpcray.platform.batch_systems import SLURM
 from hpcray.platform.process_control import module_line
 from hpcray.state.doctor import FAIL, NOTE, OK, WARN, DoctorFinding, DoctorRow, examine, merge, package_version
 from hpcray.state.doctor_step import examine_job, examine_nodes, judge_clocks

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from hpcray.autoscaler.batch_systems import SLURM, WILL_NOT_START
 from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs.batch_queues import GONE, REGISTRATION_TIME, query_batch, query_reason, query_state, submit_batch
@@ -27,7 +28,6 @@ from hpcray.jobs.submission import (
     without_outer_job,
 )
 from hpcray.platform.allocation import run_command
-from hpcray.platform.batch_systems import SLURM, WILL_NOT_START
 from hpcray.platform.private_files import CLOSED, append_private_file, read_private_file
 from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import read_session

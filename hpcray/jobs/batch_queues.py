@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from hpcray.autoscaler.batch_systems import BATCH_SYSTEMS, BatchRequest, is_forgotten
 from hpcray.common.exceptions import JobError, SubmitError
 from hpcray.platform.allocation import run_command
-from hpcray.platform.batch_systems import BATCH_SYSTEMS, BatchRequest, is_forgotten
 from hpcray.platform.launcher_environment import outside_of_job
 
 GONE = "GONE"
@@ -153,7 +153,7 @@ def _run_slurm(command: Sequence[str]) -> subprocess.CompletedProcess[str] | Non
 
 
 # ------------------------------------------------------------ batch queue
-# Jobs in PBS and Flux: submitted, queried and cancelled by their commands (`platform/batch_systems.py`).
+# Jobs in PBS and Flux: submitted, queried and cancelled by their commands (`autoscaler/batch_systems.py`).
 
 
 _CACHE_TIME = 2.0  # seconds for which an answer is reused: a program may wait for many jobs

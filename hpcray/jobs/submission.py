@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from hpcray.autoscaler.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.common.config import parse_size
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs import PickledCall, write_pickle
@@ -27,7 +28,6 @@ from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
 from hpcray.jobs.batch_queues import submit_batch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, jobs_folder, make_folder
 from hpcray.platform.allocation import run_command
-from hpcray.platform.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_control import module_line

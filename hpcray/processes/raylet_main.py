@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -78,6 +78,7 @@ def run_node(
                 diagnostics=RayletIntrospection,
                 labels=_find_labels,
                 share_directory=_share_directory,
+                cancel_jobs=_cancel_jobs,
                 near_sets=_near_sets,
                 extensions=[_node_history],
             )
@@ -106,6 +107,12 @@ def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str]) -> dict[s
     return node_labels(
         environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus
     )
+
+
+def _cancel_jobs(name: str, jobs: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> None:
+    from hpcray.autoscaler.batch_systems import cancel_jobs
+
+    cancel_jobs(name, jobs, environ)
 
 
 def _near_sets(*group: Any) -> list[list[int]]:

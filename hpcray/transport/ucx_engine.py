@@ -191,6 +191,112 @@ class _Strays:
         return not room
 
 
+class _Bells:
+    """The bells of one UCX worker: those that it rings, of which some wait or are under way, and the one that it hears.
+
+    Attributes:
+        tag: of the job's bells. ringing: bells that are still in our hands, with their memory, by node.
+    """
+
+    def __init__(self, engine: UcxEngine) -> None:
+        self._engine = engine
+        self.tag = engine.lib.UCXXTag(_BELL | engine.label(0, 0, 0))
+        self.ringing: dict[int, tuple[Any, Any]] = {}
+        self._unrung: dict[int, int] = {}
+        self._cut_off: list[tuple[Any, Any]] = []  # bells of broken links that UCX has not ended yet
+        self._ring_buffer = bytearray(_BELL_BODY.size)
+        self._ring_array = engine.array(self._ring_buffer)
+        self._heard_buffer = bytearray(_BELL_BODY.size)
+        self._heard_array = engine.array(self._heard_buffer)
+        self._awaited = self._post()
+
+    def _post(self) -> Any:
+        return self._engine.receive(self._heard_array, self.tag)
+
+    def ring(self, node: int, endpoint: Any, count: int) -> str:
+        """Ring at a node. Returns why the link is broken, "" where it is not."""
+        _BELL_BODY.pack_into(self._ring_buffer, 0, self._engine.rank, count)
+        try:
+            request = endpoint.tag_send(self._ring_array, self.tag)
+        except Exception as error:
+            return str(error) or type(error).__name__
+        if not request.completed:
+            self.ringing[node] = (request, self._ring_array)
+            self._ring_buffer = bytearray(_BELL_BODY.size)
+            self._ring_array = self._engine.array(self._ring_buffer)
+        return ""
+
+    def defer(self, node: int, count: int) -> None:
+        """Keep the latest bell for a node that cannot be rung now."""
+        self._unrung[node] = count
+
+    def take_deferred(self, node: int) -> int | None:
+        """Return the bell that was kept for a node; None: there is none."""
+        return self._unrung.pop(node, None)
+
+    def cut(self, node: int) -> None:
+        """The link to a node is gone, and with it the bell under way."""
+        self._cut_off = [bell for bell in self._cut_off if not bell[0].completed]
+        if node in self.ringing:
+            self._cut_off.append(self.ringing.pop(node))
+
+    def reap(self) -> list[tuple[int, str]]:
+        """Return the nodes whose bells are out of our hands, with why one was lost, or ""."""
+        found = []
+        for node, (request, _) in list(self.ringing.items()):
+            if request.completed:
+                del self.ringing[node]
+                try:
+                    request.check_error()
+                    found.append((node, ""))
+                except Exception as error:
+                    found.append((node, str(error) or type(error).__name__))
+        return found
+
+    def hear(self) -> tuple[int, int] | None:
+        """Return (rank, count) of the next bell that rang; None: there is none."""
+        if not self._awaited.completed:
+            return None
+        rank, count = _BELL_BODY.unpack(self._heard_buffer)
+        self._awaited = self._post()
+        return rank, count
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        self.ringing.clear()
+        self._cut_off.clear()
+        self._awaited = None
+
+
+class _LinkFailures:
+    """The peers whose links broke: which count as dead, and which get a new one.
+
+    Attributes:
+        dead: why, by node. reconnecting: until when a new link has to be used, by node.
+    """
+
+    def __init__(self) -> None:
+        self.dead: dict[int, str] = {}
+        self.reconnecting: dict[int, float] = {}
+        self.recent: dict[int, list[float]] = {}
+        self._newly_dead: list[tuple[int, str]] = []
+
+    def note(self, node: int, now: float) -> int:
+        """A link broke. Returns how many have, lately, this one included."""
+        recent = [when for when in self.recent.get(node, ()) if now - when < _FAILURE_WINDOW]
+        self.recent[node] = [*recent, now]
+        return len(self.recent[node])
+
+    def give_up(self, node: int, why: str) -> None:
+        """A peer is dead, as UCX shows."""
+        self._newly_dead.append((node, why))
+
+    def take_newly_dead(self) -> list[tuple[int, str]]:
+        """Return those that were given up since the last call."""
+        found, self._newly_dead = self._newly_dead, []
+        return found
+
+
 class UcxEngine:
     """UCX context, worker and endpoints. Carries the doorbell; `UcxData` adds the objects.
 
@@ -232,28 +338,17 @@ class UcxEngine:
         self._peers: dict[int, tuple[Any, bool, int]] = {}  # address, whether errors are handled, pid on this host
         self._neighbors = _ProcessEnds()  # of the raylets of this host that can be seen
         self._links_made: dict[int, int] = {}
-        self._failures: dict[int, list[float]] = {}  # when links to a peer failed lately
-        self._reconnecting: dict[int, float] = {}  # deadlines
+        self._failures = _LinkFailures()
         self._quiet = False  # a failure to reconnect is for us to report, not for UCX
-        self._dead: dict[int, str] = {}
-        self._newly_dead: list[tuple[int, str]] = []
         self._next_check = 0.0
         self._more = False
         self._moved = False
         self.ripe_checks: list[Callable[[], bool]] = []
         self.link_listeners: list[Callable[[int, int, str], None]] = []
         self.sent_counts: list[Callable[[int], int]] = []
-        self._bell_tag = lib.UCXXTag(_BELL | self.label(0, 0, 0))
         self._whole_tag = lib.UCXXTagMask(_WHOLE_TAG)
-        self._ring_buffer = bytearray(_BELL_BODY.size)
-        self._ring_array = self.array(self._ring_buffer)
-        self._unrung: dict[int, int] = {}
-        self._ringing: dict[int, tuple[Any, Any]] = {}
-        self._cut_off: list[tuple[Any, Any]] = []  # bells of broken links that UCX has not ended yet
-        self._heard_buffer = bytearray(_BELL_BODY.size)
-        self._heard_array = self.array(self._heard_buffer)
-        self._bell = self._post_bell()
-        self._strays = _Strays(self, self._bell_tag)
+        self._bells = _Bells(self)
+        self._strays = _Strays(self, self._bells.tag)
 
     def label(self, source: int, dest: int, number: int) -> int:
         """60 bits that stand for a transfer in its UCX tag; who does not know the job's secret cannot guess them.
@@ -294,8 +389,8 @@ class UcxEngine:
                 f"UCX finds no way to node {node}: {error}; hint: HPCRAY_DATA_PLANE=mpi does without UCX, UCX_TLS=all "
                 "allows it every transport"
             ) from None
-        if node in self._unrung:
-            self.ring(node, self._unrung.pop(node))
+        if (count := self._bells.take_deferred(node)) is not None:
+            self.ring(node, count)
 
     def knows(self, node: int) -> bool:
         """Return True if `connect` was called for this peer."""
@@ -332,17 +427,17 @@ class UcxEngine:
             self._fail(node, _reason(endpoint))
             endpoint = None
         if endpoint is None:
-            if node in self._dead or node not in self._peers:
-                raise TransportError(self._dead.get(node, f"node {node} is not connected"))
+            if node in self._failures.dead or node not in self._peers:
+                raise TransportError(self._failures.dead.get(node, f"node {node} is not connected"))
             self._reconnect(node)
             endpoint = self._endpoints.get(node)
         if endpoint is None:
-            raise TransportError(self._dead.get(node, f"the UCX link to node {node} is broken"))
+            raise TransportError(self._failures.dead.get(node, f"the UCX link to node {node} is broken"))
         return endpoint
 
     def forget(self, node: int, why: str) -> None:
         """Drop a dead peer; UCX then ends its transfers with an error."""
-        self._dead.setdefault(node, why)
+        self._failures.dead.setdefault(node, why)
         self._neighbors.forget(node)
         self._drop_endpoint(node)
 
@@ -357,19 +452,18 @@ class UcxEngine:
                     self._fail(node, _reason(endpoint))
             for node in self._neighbors.ended():  # UCX notices it late, or when something is sent there
                 self._fail(node, "its process has ended")
-            for node, deadline in list(self._reconnecting.items()):
-                if node not in self._ringing:
-                    del self._reconnecting[node]
+            for node, deadline in list(self._failures.reconnecting.items()):
+                if node not in self._bells.ringing:
+                    del self._failures.reconnecting[node]
                 elif now >= deadline:
                     self._fail(node, f"no new connection within {_RECONNECT_TIMEOUT:g} s")
-            if len(self._endpoints) + len(self._dead) < len(self._peers):
-                for node in self._peers.keys() - self._endpoints.keys() - self._dead.keys():
+            if len(self._endpoints) + len(self._failures.dead) < len(self._peers):
+                for node in self._peers.keys() - self._endpoints.keys() - self._failures.dead.keys():
                     self._reconnect(node)
-            elif self._quiet and not self._reconnecting:
+            elif self._quiet and not self._failures.reconnecting:
                 _set_log_level("warn")
                 self._quiet = False
-        found, self._newly_dead = self._newly_dead, []
-        return found
+        return self._failures.take_newly_dead()
 
     def _make_endpoint(self, node: int) -> None:
         peer, guarded, _ = self._peers[node]
@@ -380,21 +474,16 @@ class UcxEngine:
         endpoint = self._endpoints.pop(node, None)
         if endpoint is not None and endpoint.alive:  # ucxx crashes when asked to close one that has failed
             endpoint.close()
-        self._reconnecting.pop(node, None)
-        self._cut_off = [bell for bell in self._cut_off if not bell[0].completed]
-        if node in self._ringing:
-            self._cut_off.append(self._ringing.pop(node))
+        self._failures.reconnecting.pop(node, None)
+        self._bells.cut(node)
 
     def _fail(self, node: int, why: str) -> None:
         """The link broke: a new one is made at the next check, or the peer counts as dead."""
-        if node in self._dead:
+        if node in self._failures.dead:
             return
         why = f"UCX: {why}"
-        now = time.monotonic()
-        recent = [when for when in self._failures.get(node, ()) if now - when < _FAILURE_WINDOW]
-        self._failures[node] = [*recent, now]
-        if len(self._failures[node]) >= _MAX_LINK_FAILURES or _is_gone(self._peers[node][2]):
-            self._newly_dead.append((node, why))
+        if self._failures.note(node, time.monotonic()) >= _MAX_LINK_FAILURES or _is_gone(self._peers[node][2]):
+            self._failures.give_up(node, why)
             self.forget(node, why)
         else:
             self._drop_endpoint(node)
@@ -412,7 +501,7 @@ class UcxEngine:
     def _peer_reconnected(self, node: int, number: int) -> None:
         """The peer's end of the link is a new one."""
         made = self._links_made.get(node, 0)
-        if node in self._dead or not 0 < made <= number:
+        if node in self._failures.dead or not 0 < made <= number:
             return
         if made < number:
             self._drop_endpoint(node)
@@ -427,8 +516,8 @@ class UcxEngine:
         except Exception as error:
             self._fail(node, str(error))
             return
-        self._unrung.pop(node, None)
-        self._reconnecting[node] = time.monotonic() + _RECONNECT_TIMEOUT
+        self._bells.take_deferred(node)
+        self._failures.reconnecting[node] = time.monotonic() + _RECONNECT_TIMEOUT
         self.ring(node, _NEW_LINK | self._links_made[node])
         if node in self._endpoints and (count := sum(sent(node) for sent in self.sent_counts)):
             self.ring(node, count)
@@ -485,7 +574,7 @@ class UcxEngine:
         Returns:
             The request.
         """
-        return self.worker.tag_recv(buffer, found.sender_tag, self._whole_tag)
+        return self.receive(buffer, found.sender_tag)
 
     def ring(self, node: int, count: int) -> None:
         """Wake `node`: we have sent it `count` messages so far. A peer not connected yet hears it then.
@@ -493,54 +582,40 @@ class UcxEngine:
         While one bell is still in our hands (the peer's queue is full, it is far from asleep) later ones wait for it
         and become one.
         """
-        endpoint = self._endpoints.get(node)
-        if endpoint is None or node in self._ringing:
-            self._unrung[node] = count
+        bells, endpoint = self._bells, self._endpoints.get(node)
+        if endpoint is None or node in bells.ringing:
+            bells.defer(node, count)
             if endpoint is not None:
                 self.worker.progress_once()
                 self._reap_rings()
-            return
-        _BELL_BODY.pack_into(self._ring_buffer, 0, self.rank, count)
-        try:
-            request = endpoint.tag_send(self._ring_array, self._bell_tag)
-        except Exception as error:
-            self._fail(node, str(error))
-            return
-        if not request.completed:
-            self._ringing[node] = (request, self._ring_array)
-            self._ring_buffer = bytearray(_BELL_BODY.size)
-            self._ring_array = self.array(self._ring_buffer)
+        elif problem := bells.ring(node, endpoint, count):
+            self._fail(node, problem)
 
     def heard(self) -> list[tuple[int, int]]:
         """Bells that rang, as (rank, count); call after `progress`."""
         bells: list[tuple[int, int]] = []
-        while self._bell.completed:
-            rank, count = _BELL_BODY.unpack(self._heard_buffer)
-            self._bell = self._post_bell()
+        while (heard := self._bells.hear()) is not None:
+            rank, count = heard
             if count & _NEW_LINK:
                 self._peer_reconnected(rank, count ^ _NEW_LINK)
             else:
-                bells.append((rank, count))
-        if self._ringing:
+                bells.append(heard)
+        if self._bells.ringing:
             self._reap_rings()
         return bells
 
-    def _post_bell(self) -> Any:
-        return self.worker.tag_recv(self._heard_array, self._bell_tag, self._whole_tag)
+    def receive(self, buffer: Any, tag: Any) -> Any:
+        """Receive the next message with exactly this tag. Returns the request."""
+        return self.worker.tag_recv(buffer, tag, self._whole_tag)
 
     def _reap_rings(self) -> None:
-        for node, (request, _) in list(self._ringing.items()):
-            if not request.completed:
+        for node, problem in self._bells.reap():
+            if problem:
+                self._fail(node, problem)
                 continue
-            del self._ringing[node]
-            try:
-                request.check_error()
-            except Exception as error:
-                self._fail(node, str(error))
-                continue
-            self._reconnecting.pop(node, None)
-            if node in self._unrung:
-                self.ring(node, self._unrung.pop(node))
+            self._failures.reconnecting.pop(node, None)
+            if (count := self._bells.take_deferred(node)) is not None:
+                self.ring(node, count)
 
     def resources(self) -> list[str]:
         """What UCX found to communicate with, as "transport/device"."""
@@ -557,9 +632,7 @@ class UcxEngine:
         self._neighbors.close()
         self._endpoints.clear()
         self._peers.clear()
-        self._ringing.clear()
-        self._cut_off.clear()
-        self._bell = None
+        self._bells.close()
         self.worker = None
         self._context = None
 

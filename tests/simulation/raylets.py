@@ -227,7 +227,7 @@ class SimNode:
         detector = HeadFailureDetector(rank, config) if rank else None
         self.cluster = ClusterMember(
             self.raylet, self.leaving, Nothing(), 0, (), node_manager, detector, SimWires(self.control), lambda: None,
-            lambda: None, SimpleNamespace(autoscaling=AutoscalerRunner, near_sets=None), rank == 0,
+            lambda: None, SimpleNamespace(autoscaling=AutoscalerRunner, near_sets=None, cancel_jobs=None), rank == 0,
         )  # type: ignore[arg-type]  # fmt: skip
         self.raylet.start(self.cluster, self.cluster.handlers(), self.cluster.effect_handlers())
         for kind in (m.StartActor, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.GrantLeases):

@@ -6,9 +6,7 @@ import time
 
 import pytest
 
-from hpcray.common.config import Config
-from hpcray.platform.allocation import ask_end_time, end_in_qstat, read_allocation
-from hpcray.platform.batch_systems import (
+from hpcray.autoscaler.batch_systems import (
     BATCH_SYSTEMS,
     FLUX,
     PBS,
@@ -19,6 +17,8 @@ from hpcray.platform.batch_systems import (
     has_pbs,
     is_forgotten,
 )
+from hpcray.common.config import Config
+from hpcray.platform.allocation import ask_end_time, end_in_qstat, read_allocation
 from hpcray.runtime.node.slurm_job import checkpoint_directory
 
 FULL = BatchRequest(

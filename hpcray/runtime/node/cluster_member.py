@@ -309,7 +309,7 @@ class ClusterMember:
         self.drain = NodeDrain(raylet, self.end_job)
         self.departure = NodeDeparture(raylet, lambda: self._node_manager, self._can_hand_over, lambda: self.end_job(0))
         self._join_acceptor = JoinAcceptor(
-            raylet, wires, lambda: self._node_manager, self._refusal, self._numbers_given
+            raylet, wires, lambda: self._node_manager, self._refusal, self._numbers_given, features.cancel_jobs
         )
         self.autoscaling = features.autoscaling(
             raylet, self._join_acceptor.open_job, self._leads, lambda: shutdown.begun or self.drain.announced

@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,6 @@ from hpcray.core.gcs.handshake import (
 from hpcray.core.gcs.node_manager import NodeManager
 from hpcray.core.gcs.query_service import KeyValueStore
 from hpcray.platform.arena import Arena
-from hpcray.platform.batch_systems import cancel_by_id, cancel_by_name
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.join_token import ADDED_JOBS, SILENT, JoinToken, added_job_name, write_join_token
@@ -76,6 +75,7 @@ class JoinAcceptor:
         node_manager: returns that of the head; None elsewhere.
         refusal: returns why no node may join now; "" when one may.
         on_numbered: called when nodes have been given numbers, before they get them.
+        cancel_jobs: see `NodeFeatures`.
     """
 
     def __init__(
@@ -85,12 +85,14 @@ class JoinAcceptor:
         node_manager: Callable[[], NodeManager | None],
         refusal: Callable[[], str],
         on_numbered: Callable[[], None],
+        cancel_jobs: Callable[[str, Sequence[tuple[str, str]], Mapping[str, str]], None],
     ) -> None:
         self._raylet = raylet
         self._wires = wires
         self._node_manager = node_manager
         self._refusal = refusal
         self._on_numbered = on_numbered
+        self._cancel_jobs = cancel_jobs
         self._acceptor: HandshakeAcceptor | None = None
         self._outer: UcxControl
         self._reported_at = 0.0
@@ -147,11 +149,10 @@ class JoinAcceptor:
         for path in paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        environ = outside_of_job(os.environ)
-        if paths:
-            cancel_by_name(added_job_name(self._session()), environ)
-        for job_id, kind in self._kv().items(b"", ADDED_JOBS):
-            cancel_by_id(kind.decode(), job_id.decode(), environ)
+        name = added_job_name(self._session()) if paths else ""
+        jobs = [(kind.decode(), job_id.decode()) for job_id, kind in self._kv().items(b"", ADDED_JOBS)]
+        if name or jobs:
+            self._cancel_jobs(name, jobs, outside_of_job(os.environ))
 
     def _kv(self) -> KeyValueStore:
         head = self._raylet.head

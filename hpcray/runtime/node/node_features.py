@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -80,6 +80,8 @@ class NodeFeatures:
         share_directory: a copy of a directory of rank 0 on every node, before the first worker is forked. Called with
             the directory, the command line of the driver, the transport to other nodes, the session directory, and the
             seconds that it may stand still.
+        cancel_jobs: cancels batch jobs: those of a name ("": of none), and those of (batch system, id); called with the
+            environment outside of the job, too.
         near_sets: nodes that are near each other in the network, for placement groups.
         extensions: features that learn what happens on this node; None: this job wants none of it.
     """
@@ -88,5 +90,6 @@ class NodeFeatures:
     diagnostics: Callable[[NodeParts], RayletDiagnostics]
     labels: Callable[[Config, int, Sequence[str]], dict[str, str]]
     share_directory: Callable[[str, Sequence[str], ControlTransport | None, str, float], PathRelocation]
+    cancel_jobs: Callable[[str, Sequence[tuple[str, str]], Mapping[str, str]], None]
     near_sets: NearSets
     extensions: Sequence[Callable[[Raylet], NodeExtension | None]] = ()

@@ -287,6 +287,14 @@ def cancel_by_id(kind: str, job_id: str, environ: Mapping[str, str]) -> None:
     _cancel(system.cancel_line([job_id]), system.environ(environ))
 
 
+def cancel_jobs(name: str, jobs: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> None:
+    """Cancel the batch jobs of a name ("": of none), and those of (batch system, id)."""
+    if name:
+        cancel_by_name(name, environ)
+    for kind, job_id in jobs:
+        cancel_by_id(kind, job_id, environ)
+
+
 def _cancel(command: Sequence[str], environ: Mapping[str, str]) -> None:
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         subprocess.run(
