@@ -46,7 +46,7 @@ class ActorExecutor:
         self.worker = worker
         self._drain = drain
         self._generators = generators
-        self._refuses = False
+        self._refusals: list[Callable[[bytes, m.ActorCall], None]] = []
         self.spec = msg.spec
         self.restarts = msg.restarts
         self.cls: Any = None
@@ -169,7 +169,7 @@ class ActorExecutor:
     @property
     def runs_one_at_a_time(self) -> bool:
         """True if all calls run on the main thread, one after the other."""
-        return not self._runners and not self._refuses
+        return not self._runners and not self._refusals
 
     def finish(self, reason: str) -> None:
         """Leave once everything that was accepted has run."""
@@ -272,7 +272,7 @@ class ActorExecutor:
 
     def route_by_group(self) -> None:
         """Route each further call by its concurrency group: there are some, or a call names one."""
-        if self._refuses:
+        if self._refusals:
             return
         named = ((name, options.get("concurrency_group")) for name, options in self.spec.methods.items())
         self._groups = {name: group for name, group in named if group}
@@ -281,9 +281,12 @@ class ActorExecutor:
 
     def refuse_calls(self, refuse: Callable[[bytes, m.ActorCall], None]) -> None:
         """Hand every further call to `refuse`: the state of the actor is saved, and must not change."""
-        self._refuses = True
-        self.call = refuse
+        self._refusals.append(refuse)
+        self.call = self._refuse
         self.worker.queue_calls()
+
+    def _refuse(self, src: bytes, msg: m.ActorCall) -> None:
+        self._refusals[-1](src, msg)
 
     def _route(self, src: bytes, msg: m.ActorCall) -> None:
         own = self.worker.options.get(msg.task)
