@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +79,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 made = File.generated(config, site_path(path), abs_src_path=str(ROOT / path))
             else:
                 made = File.generated(config, site_path(path), content=source(path))
+                made.inclusion = InclusionLevel.NOT_IN_NAV  # a page leads there; those that the index links are in it
                 waiting.append(path)
             files.append(made)
     return files

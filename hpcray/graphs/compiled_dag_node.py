@@ -263,8 +263,7 @@ class CompiledDAG:
         Returns:
             A `CompiledDAGFuture`; a list of them where a `MultiOutputNode` ends the graph.
 
-        Raises:
-            See `execute`.
+        Raises the errors of `execute`.
         """
         if self._fetcher is None:
             raise ValueError("Use execute if enable_asyncio=False")

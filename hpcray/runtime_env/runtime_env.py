@@ -142,6 +142,9 @@ class RuntimeEnv(dict[str, Any]):
     """The environment of a job, task or actor. A plain dict with the same fields does as well.
 
     Args:
+        kwargs: the fields below, `excludes`, and Ray's other fields, which are refused when the environment is used.
+
+    Fields:
         py_modules: directories, files, zips or wheels that can be imported in the workers.
         working_dir: a directory or zip; a copy of it is the workers' current directory, and can be imported from.
         pip, uv: packages to install into a virtual environment of their own: a list, the path of a requirements file,
@@ -150,7 +153,6 @@ class RuntimeEnv(dict[str, Any]):
         env_vars: environment variables.
         worker_process_setup_hook: called in each worker before its first task; a function, or "module.function".
         config: see `RuntimeEnvConfig`.
-        kwargs: `excludes`, and Ray's other fields, which are refused when the environment is used.
 
     Attributes:
         inherits: False: the task or actor gets nothing of the environment of its parent.

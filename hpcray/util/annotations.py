@@ -34,8 +34,9 @@ def PublicAPI(*args: Any, **options: Any) -> Any:
     """Mark a name for users.
 
     Args:
-        stability: "stable", "beta" or "alpha". Of the latter two the docstring warns.
-        api_group: where documentation lists the name.
+        args: the class or function, where the decorator stands without parentheses.
+        options: `stability`: "stable", "beta" or "alpha"; of the latter two the docstring warns. `api_group`: where
+            documentation lists the name.
 
     Raises:
         AssertionError: the stability is another one.

@@ -53,6 +53,25 @@ def test_code_blocks_have_a_language_and_a_known_marker(block) -> None:
         assert len(block.marker) > len(NOT_RUN) + 10, "the marker needs a reason"
 
 
+def test_the_readme_is_for_the_first_minute() -> None:
+    """`.ci/run` takes the two commands from it, word for word: nothing that installs or starts comes before them."""
+    text = (ROOT / "README.md").read_text()
+    assert text.count("\n") <= 110
+    commands = [block for block in blocks() if block.page == "README.md" and block.language == "bash"]
+    assert [block.text.count("\n") for block in commands] == [1, 1]
+    assert [section.partition("\n")[0] for section in text.split("\n## ") if "```bash" in section] == ["Quick start"]
+    install, tests = (text.index(block.text) for block in commands)
+    before = [block for block in blocks() if block.page == "README.md" and text.index(block.text) < install]
+    assert not [block for block in before if "pip install" in block.text or "hpcray-launch" in block.text]
+    assert "clone" in text[text.index("## Quick start") : install] and install < tests
+
+
+def test_the_readme_claims_no_speed_that_the_page_on_performance_lacks() -> None:
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    speeds = re.findall(r"\d[\d.,]*(?: times|x| µs| ms| s|/s| /s| GB/s)\b", (ROOT / "README.md").read_text())
+    assert not [speed for speed in speeds if speed not in measured]
+
+
 def test_every_variable_in_the_docs_is_read_by_the_code() -> None:
     settings = {f"HPCRAY_{field.name.upper()}" for field in fields(Config)}
     code = "".join(path.read_text() for path in [*(ROOT / "hpcray").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])

@@ -348,16 +348,16 @@ def test_hpcray_doctor_prints_hints_and_exits_with_1_on_red(monkeypatch: pytest.
     assert CliRunner().invoke(cli.main, ["doctor"]).exit_code == 0, "yellow is no failure"
 
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "troubleshooting.md"
 
 
-def test_the_doctor_reports_in_the_readme_have_the_rows_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_reports_in_the_documentation_have_the_rows_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor_step, "ask_end_time", lambda environ: time.time() + 1800)
     monkeypatch.setattr(doctor, "probe_wires", lambda: WIRES)
     monkeypatch.setattr(doctor, "find_launchers", lambda: {"mpirun": "/bin/true"})
     here = {finding.name for finding in doctor.examine()}
     job = {finding.name for finding in doctor_step.examine_job(read_allocation(JOB, "n1"), "pmix", "", JOB)}
-    blocks = README.read_text().split("hpcray doctor\n")[1:3]
+    blocks = PAGE.read_text().split("hpcray doctor\n")[1:3]
     shown = [
         {line[7:25].strip() for line in block.partition("```")[0].splitlines() if line[:2] == "  "} for block in blocks
     ]
