@@ -173,6 +173,20 @@ on "${nodes[0]}" bash -c 'ray start --head --num-cpus=1 --port=6379; sleep 1; pk
     scripts.slurm.kill("n1")  # and removes what no process was left to remove
 
 
+def test_a_killed_srun_leaves_nothing_of_its_node(scripts: Scripts) -> None:
+    body = """\
+srun --overlap -N1 -n1 -w "${nodes[0]}" ray start --head --num-cpus=1 --port=6379 --block & head=$!
+on "${nodes[1]}" ray start --address="$head_ip:6379" --num-cpus=1 --block & node=$!
+"$PYTHON" program.py 2 "$head_ip:6379"; code=$?
+kill $head $node; wait
+exit $code
+"""
+    code, shown = scripts.code(scripts.submit(body, "-N2"))
+    assert code == "7" and "hosts n1 n2" in shown, shown
+    scripts.slurm.check(20.0)
+    assert not [name for name in scripts.files() if name.endswith(".cluster")]
+
+
 def test_symmetric_run_and_an_empty_environment(scripts: Scripts) -> None:
     body = 'srun --export=NONE "$PWD/in-step.sh" "$head_ip:6379"\n'
     slurm = scripts.slurm
