@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from helpers.slurm import Slurm
@@ -134,7 +135,8 @@ HOLD=300 "$PYTHON" program.py 2
     slurm.finish(job)
     job = scripts.submit(body, "-N2", name="killed")
     slurm.wait(lambda: slurm.output().count("hosts n1 n2") == 2, "the second program")
-    for pid in [*slurm.processes("slurm_script")["n1"], *slurm.processes("python")["n1"]]:  # and the orphaned program
+    orphan = slurm.processes(Path(slurm.python).name)["n1"]  # the program
+    for pid in [*slurm.processes("slurm_script")["n1"], *orphan]:
         os.kill(pid, signal.SIGKILL)
     slurm.finish(job)
     slurm.check(40.0)
