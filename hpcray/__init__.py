@@ -4,13 +4,16 @@ import sys as _sys
 
 __version__ = "0.1.0"
 
-# A node (`python -m hpcray`), `hpcray-launch` and `ray start` need none of this, and start sooner without. The template
-# process of a node, from which workers are forked, executes this file again, when `sys.argv` is the command's
-# (`processes.raylet_main.load_worker`).
+# A node (`python -m hpcray`), `hpcray-launch`, `ray start` and `ray status` need none of this, and start sooner
+# without. The template process of a node, from which workers are forked, executes this file again, when `sys.argv` is
+# the command's (`processes.raylet_main.load_worker`).
 _words = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :] if "-m" in _sys.orig_argv else []
 _is_command = _sys.argv[:1] == ["-m"] and (
     _words[:1] in (["hpcray"], ["hpcray.cli.launch"])
-    or (_words[:1] == ["hpcray.cli.ray"] and _words[1:2] in (["start"], ["stop"], ["symmetric-run"]))
+    or (
+        _words[:1] == ["hpcray.cli.ray"]
+        and _words[1:2] in (["start"], ["stop"], ["symmetric-run"], ["status"], ["health-check"])
+    )
 )
 if not (
     _is_command or (_sys.argv[:1] and _sys.argv[0].endswith(("/bin/hpcray-launch", "/hpcray/launch/local_ranks.py")))

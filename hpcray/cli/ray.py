@@ -1,5 +1,5 @@
 """The command `ray`: `python -m hpcray.cli.ray`. Scripts call it again and again, so each of its commands loads only
-what it needs: `import hpcray` skips the names of programs for those that start and stop nodes.
+what it needs: `import hpcray` skips the names of programs for those that start, stop and look at nodes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import click
 
 from hpcray.cli.ray_start import start, stop, symmetric_run
+from hpcray.cli.ray_status import health_check, status
 from hpcray.common.ray_version import RAY_VERSION
 from hpcray.common.terminal_text import plain_line
 from hpcray.platform.config_files import ConfigFileError, file_settings
@@ -51,7 +52,7 @@ def main(context: click.Context) -> None:
         context.default_map = {name: inner or named}
 
 
-for _command in (start, stop, symmetric_run):
+for _command in (start, stop, symmetric_run, status, health_check):
     main.add_command(_command)
 
 if __name__ == "__main__":

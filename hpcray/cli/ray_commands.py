@@ -14,7 +14,6 @@ from hpcray.cli import observe
 from hpcray.cli.debug import debug
 from hpcray.cli.job import job
 from hpcray.cli.job_option import job_option, session_directory
-from hpcray.cli.ray_status import health_check, status
 from hpcray.state.schemas import StateResource
 from hpcray.util.state import RayStateApiException, StateApiClient
 
@@ -160,8 +159,6 @@ COMMANDS: dict[str, click.Command] = {
     for command in (
         debug,
         job,
-        status,
-        health_check,
         disable_usage_stats,
         observe.memory,
         observe.stack,

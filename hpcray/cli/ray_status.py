@@ -1,4 +1,5 @@
-"""`ray status` and `ray health-check`: whether there is a cluster, and what it has. Scripts ask again and again."""
+"""`ray status` and `ray health-check`: whether there is a cluster, and what it has. Scripts ask again and again, so
+what only unusual questions need is imported where it is needed."""
 
 from __future__ import annotations
 
@@ -7,17 +8,13 @@ import shutil
 
 import click
 
-from hpcray.cli.job_option import enter_job, errors_as_messages, session_directory
-from hpcray.cli.slurm_entry import ENTERED
-from hpcray.common.exceptions import RayError
-from hpcray.common.terminal_text import plain
-from hpcray.job_submission.cluster_address import find_cluster
-from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
+from hpcray.common.terminal_text import plain, plain_line
+from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job, running_jobs
 from hpcray.ray_start.clusters import SeveralClustersError
 from hpcray.ray_start.lookup import head_elsewhere, session_here
+from hpcray.ray_start.order import BLOCK_HINT, is_unexpected
 from hpcray.ray_start.surroundings import parse_cluster_address
-from hpcray.state import connected
-from hpcray.state.cluster_status import cluster_status, show_status
+from hpcray.state.cluster_status import JobAsker, cluster_status, show_status
 
 _ADDRESS = "RAY_ADDRESS"
 _AUTO = ("", "auto", "local")
@@ -25,6 +22,7 @@ _NONE = (
     "Could not find any running Ray instance. Please specify the one to connect to by setting the `--address` flag or "
     "`RAY_ADDRESS` environment variable."
 )
+_NO_NODE = "No node of this user runs on this host; hint: srun --jobid=JOB --overlap -n 1 ray status"
 _CLIENT_SERVER = "ray_client_server"
 
 _address_option = click.option(
@@ -42,10 +40,13 @@ def status(address: str | None, verbose: bool) -> None:
 
     See also: hpcray status
     """
-    path = _cluster(address)
-    with errors_as_messages(ConnectionError, ValueError, RayError), connected(path) as process:
-        text = show_status(cluster_status(process), verbose)
-    click.echo(plain(text, lines=True))
+    try:
+        found = cluster_status(JobAsker(_cluster(address)))
+    except ConnectionError as error:
+        raise click.ClickException(plain_line(error)) from None
+    click.echo(plain(show_status(found, verbose), lines=True))
+    if any(is_unexpected(node.reason) for node in found.ended):
+        click.echo(f"Nodes have ended, and no command has stopped them; hint: {BLOCK_HINT}", err=True)
 
 
 @click.command("health-check", hidden=True)
@@ -54,9 +55,10 @@ def status(address: str | None, verbose: bool) -> None:
 @click.option("--skip-version-check", is_flag=True, help="Accepted: nodes of a cluster are of one version.")
 def health_check(address: str | None, component: str | None, skip_version_check: bool) -> None:
     """Say by the exit code whether a cluster runs, and answers: 0 where it does, else 1."""
-    path = _cluster(address)
-    with errors_as_messages(ConnectionError, ValueError, RayError), connected(path) as process:
-        process.gcs.call("cluster_resources")
+    try:
+        JobAsker(_cluster(address)).call("cluster_resources")
+    except ConnectionError as error:
+        raise click.ClickException(plain_line(error)) from None
     if component and component != _CLIENT_SERVER:
         raise SystemExit(1)
 
@@ -77,7 +79,13 @@ def _cluster(address: str | None) -> str:
                     raise
                 wanted = "auto"  # on a login host
         elif parts := parse_cluster_address(wanted):
+            if (started := session_here(wanted)) is not None:
+                return started
             try:
+                if not running_jobs():
+                    raise NoRunningJobError(f"Failed to connect to Ray at address: {wanted}. {_NO_NODE}")
+                from hpcray.job_submission.cluster_address import find_cluster
+
                 return find_cluster(wanted, parts)
             except NoRunningJobError:
                 _ask_on_head(wanted)
@@ -86,6 +94,8 @@ def _cluster(address: str | None) -> str:
         raise click.ClickException(f"{_NONE} {error}") from None
     except (SeveralRunningJobsError, SeveralClustersError, ValueError) as error:
         raise click.ClickException(str(error)) from None
+    from hpcray.cli.job_option import session_directory
+
     return session_directory(wanted)
 
 
@@ -93,5 +103,9 @@ def _ask_on_head(address: str) -> None:
     """Run the command again on the host of the head, where this host has no node of a cluster that `ray start` made:
     scripts ask there before they start one."""
     job, host = head_elsewhere(address)
-    if job and host and not os.environ.get(ENTERED) and shutil.which("srun"):
-        enter_job(job, host, address)
+    if job and host and shutil.which("srun"):
+        from hpcray.cli.job_option import enter_job
+        from hpcray.cli.slurm_entry import ENTERED
+
+        if not os.environ.get(ENTERED):
+            enter_job(job, host, address)

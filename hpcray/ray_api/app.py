@@ -27,7 +27,7 @@ from hpcray.job_submission import JobDetails, JobSubmissionClient
 from hpcray.job_submission.job_submission_client import JobSubmitRequest
 from hpcray.platform.private_files import make_private_directory
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.state.cluster_status import ClusterStatus, cluster_status, show_status, usage_of
+from hpcray.state.cluster_status import ClusterStatus, ProcessAsker, cluster_status, show_status, usage_of
 
 _MOST_BODY = 16 << 20
 """Bytes of a request that is no package: a runtime_env may hold much."""
@@ -100,7 +100,7 @@ class RayApi:
         return PlainTextResponse("success")
 
     async def _cluster_status(self, request: Request) -> Response:
-        status = await asyncio.to_thread(cluster_status, self._process)
+        status = await asyncio.to_thread(cluster_status, ProcessAsker(self._process))
         if request.query_params.get("format") == "1":
             return _told("Got formatted cluster status.", clusterStatus=show_status(status))
         return _told(

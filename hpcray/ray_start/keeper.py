@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from hpcray.platform.process_control import set_process_name
 from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.allocation_watch import AllocationWatch
 from hpcray.ray_start.head_search import Bell
@@ -25,6 +26,8 @@ _IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
 """`sbatch --signal=USR1@60` sends it to every step; the program handles it, not its cluster."""
 _GRACE = 15.0
 """Seconds that a node has to end after a request."""
+_SWEEP, _SWEEP_CHECK = 10.0, 0.1
+"""Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
 STOPPED = "stopped"
 """File in the session directory by which `ray stop` says that it is who ends the node: the exit code is then 0."""
 
@@ -133,6 +136,51 @@ def keep_node(
     if asked:
         return 0 if stopped else 128 + asked
     return code
+
+
+class Sweeper:
+    """A process that removes what this one leaves when it is killed together with its node: `srun` that gets SIGTERM
+    has Slurm kill its step. As an orphan it is no part of the step, unless the site uses cgroups.
+
+    Args:
+        sweep: removes it; called in that process, again and again until it returns True.
+    """
+
+    def __init__(self, sweep: Callable[[], bool]) -> None:
+        read, self._write = os.pipe2(os.O_CLOEXEC)
+        child = os.fork()
+        if child == 0:
+            try:
+                if os.fork() == 0:
+                    _be_sweeper(read, sweep)
+            finally:
+                os._exit(0)
+        os.close(read)
+        os.waitpid(child, 0)
+
+    def dismiss(self) -> None:
+        """This process removes what is left itself."""
+        with contextlib.suppress(OSError):
+            os.write(self._write, b".")
+        os.close(self._write)
+
+
+def _be_sweeper(read: int, sweep: Callable[[], bool]) -> None:
+    os.setsid()
+    set_process_name("hpcray-sweeper")
+    signal.set_wakeup_fd(-1)
+    for number in (*_ORDERLY, AT_ONCE, *_IGNORED):
+        signal.signal(number, signal.SIG_DFL)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+    for fd in (1, 2):
+        os.dup2(0, fd)
+    os.dup2(read, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # the node lives as long as its keeper has the other end of its pipe
+    if os.read(3, 1):
+        return
+    deadline = time.monotonic() + _SWEEP
+    while not sweep() and time.monotonic() < deadline:
+        time.sleep(_SWEEP_CHECK)
 
 
 def _terminate(node: NodeChild) -> None:

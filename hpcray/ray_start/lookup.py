@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Mapping
 
+import msgspec
+
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
+from hpcray.protocol.messages import GcsCall
 from hpcray.ray_start.clusters import Asker, clusters_named
-from hpcray.ray_start.order import Asked, Join, NoStartedCluster, Refuse, Seen, next_step
+from hpcray.ray_start.order import (
+    BLOCK_HINT,
+    Asked,
+    Join,
+    NoStartedCluster,
+    Refuse,
+    Seen,
+    is_unexpected,
+    next_step,
+)
 from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import Registry, machine_id, nodes_here
 from hpcray.ray_start.surroundings import own_allocation, own_names, resolve
+from hpcray.runtime.node.join_token import REQUEST, ask_head
+
+logger = logging.getLogger("hpcray")
 
 _PAUSE = 0.2
 _UNDER_WAY = 15.0
 """Seconds in which a command that a script of this allocation is about to run has to say that it runs."""
 _OUTSIDE_WAIT = 3.0
 """Seconds that a named cluster is waited for outside of any allocation."""
+
+_ANSWER = 5.0
+"""Seconds in which the head has to say which nodes have ended."""
+_LOST_SHOWN = 4
 
 ATTACHED_SCHEMES = frozenset(("slurm", "ssh"))
 """Schemes of addresses of jobs that run elsewhere (`hpcray.attach`)."""
@@ -48,6 +68,12 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
         seen = look(asked, environ)
         step = next_step(asked, seen)
         if isinstance(step, Join):
+            if wait and (lost := _lost_nodes(step.session_dir)):
+                logger.warning(
+                    "hpcray: nodes of this cluster have ended, and no command has stopped them: %s; hint: %s",
+                    ", ".join(lost[:_LOST_SHOWN]) + " …" * (len(lost) > _LOST_SHOWN),
+                    BLOCK_HINT,
+                )
             return step.session_dir
         now = time.monotonic()
         if isinstance(step, NoStartedCluster):
@@ -62,6 +88,16 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
         if isinstance(step, Refuse) or not wait or now >= deadline:
             raise ConnectionError(f"Failed to connect to Ray at address: {asked.address or 'auto'}. {step.reason}")
         time.sleep(_PAUSE)
+
+
+def _lost_nodes(session_dir: str) -> list[str]:
+    """Hosts of nodes that have ended without an order, and why."""
+    try:
+        reply = ask_head(session_dir, GcsCall(REQUEST, "nodes", msgspec.msgpack.encode([])), _ANSWER)
+    except StartupError:
+        return []
+    rows = msgspec.msgpack.decode(reply.value) if reply.ok else []
+    return [row["DeathReason"] for row in rows if not row["Alive"] and is_unexpected(row["DeathReason"])]
 
 
 def look(asked: Asked, environ: Mapping[str, str]) -> Seen:

@@ -27,6 +27,13 @@ from hpcray.ray_start.clusters import (
 from hpcray.ray_start.registry import FAILED, STARTING, StartCall
 
 PLAIN, AUTO = "", "auto"
+BLOCK_HINT = "where the site kills what a step leaves at its end, `ray start --block` keeps the step"
+_ORDERED = "it was sent SIG"
+
+
+def is_unexpected(reason: str) -> bool:
+    """True if a node has ended for this reason without `ray stop` or another signal to it."""
+    return _ORDERED not in reason
 
 
 class Asked(Struct, frozen=True, kw_only=True):
@@ -191,8 +198,5 @@ def _endings(seen: Seen) -> str:
                 f"`{call.command}` on {call.host} was killed, as all processes of a step are at its end; hint: --block"
             )
         elif call.ident in seen.gone:
-            found.append(
-                f"`{call.command}` on {call.host} was killed; where the site kills what a step leaves at its end, "
-                "--block keeps the step"
-            )
+            found.append(f"`{call.command}` on {call.host} was killed; {BLOCK_HINT}")
     return "; ".join(found[:3])

@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from hpcray.platform.config_files import configured_environment, launch_config
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.process_control import set_process_name
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session
+from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session, remove_dead_sessions
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.allocation_watch import AllocationWatch
@@ -33,7 +34,7 @@ from hpcray.ray_start.clusters import (
 )
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import Bell, HeadSearch
-from hpcray.ray_start.keeper import KeeperSignals, default_signals, keep_node
+from hpcray.ray_start.keeper import KeeperSignals, Sweeper, default_signals, keep_node
 from hpcray.ray_start.registry import (
     FAILED,
     STARTING,
@@ -48,6 +49,7 @@ from hpcray.ray_start.session_files import SessionFiles, temporary_directory
 from hpcray.ray_start.surroundings import (
     absent_devices,
     dies_with_step,
+    is_in_step,
     offered_cpus,
     own_allocation,
     own_cgroups,
@@ -172,6 +174,7 @@ class NodeStart:
         self._request, self._files, self._log, self._given_up = request, files, log, given_up
         self._registry = Registry(request.environ)
         self._call = _new_call(request.allocation)
+        self._in_step = self._call.in_step or is_in_step()
         self._cluster: StartedCluster | None = None
         self._bell: Bell | None = None
 
@@ -210,6 +213,7 @@ class NodeStart:
             self._call = msgspec.structs.replace(self._call, state=UP, cluster=cluster.ident)
             registry.write_call(self._call)
             self._files.point_here(cluster.name)
+            sweeper = Sweeper(partial(self._sweep, node.session_dir)) if block else None
             watch = AllocationWatch(request.allocation) if request.allocation else None
             try:
                 if ready(self._report(cluster, node.session_dir, block)):
@@ -222,14 +226,26 @@ class NodeStart:
                 self._close()
                 registry.remove_call(self._call.ident)
                 self._files.close()
+                if sweeper is not None:
+                    sweeper.dismiss()
+
+    def _sweep(self, session_dir: str) -> bool:
+        """Remove what the node has left. Returns whether all of it is gone. The file of the command says that it was
+        killed, and stays."""
+        remove_dead_sessions(os.environ)
+        if self._request.head:
+            self._registry.remove_cluster(self._call.ident)
+        self._files.close()
+        return not os.path.exists(session_dir)
 
     def _report(self, cluster: StartedCluster, session_dir: str, block: bool) -> Started:
         notes = list(self._request.notes)
         if self._files.note:
             notes.append(self._files.note)
-        if self._call.in_step and not block:
-            self._log(
-                "Slurm kills the processes of this step at its end, and this node with them; hint: ray start --block"
+        if self._in_step and not block:
+            notes.append(
+                "This node runs in a step of Slurm's. Where the site kills what a step leaves at its end, as with "
+                "cgroups, the node ends with its step; hint: ray start --block"
             )
         if ignored := without_meaning(self._request.given):
             self._log(f"without effect here, as nothing listens and nothing is collected: {', '.join(ignored)}")

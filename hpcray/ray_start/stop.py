@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.platform.session_directory import read_session
+from hpcray.platform.session_directory import read_session, remove_dead_sessions
 from hpcray.ray_start.clusters import StartedNode, nodes_to_stop
 from hpcray.ray_start.keeper import AT_ONCE, STOPPED
 from hpcray.ray_start.registry import Registry, nodes_here
@@ -66,6 +66,7 @@ def stop_nodes(environ: Mapping[str, str], force: bool, grace: float = GRACE) ->
         for node in left:
             _signal(node, number)
         _await(left, _FORCED)
+    remove_dead_sessions(environ)
     Registry(environ).sweep(own_allocation(environ), reasons=False)
     deadline = time.monotonic() + _LAST_PROCESSES
     while sweep_files(environ) and (alone or not nodes_here(environ)) and time.monotonic() < deadline:

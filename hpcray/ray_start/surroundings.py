@@ -126,7 +126,7 @@ def _has_link_local(address: str) -> bool:
 
 
 _CGROUP = re.compile(r"/job_(\d+)(?:/|$)", re.MULTILINE)
-_STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.")
+_STEP_DAEMON = re.compile(rb"slurmstepd: \[(\d+)\.(\d*)")
 _STEP = re.compile(r"/job_\d+/step_(?!extern\b)[^/\n]+")
 
 
@@ -155,8 +155,20 @@ def own_allocation(environ: Mapping[str, str]) -> str:
     return allocation_of(environ, own_cgroups()) or allocation_of_ancestors(os.getpid())
 
 
+def is_in_step() -> bool:
+    """True if this process is in a step of Slurm's, which is neither the batch script nor a shell of ssh."""
+    return step_of_ancestors(os.getpid())[1] != ""
+
+
 def allocation_of_ancestors(pid: int, proc: str = "/proc") -> str:
     """The name of the batch job of a process by the slurmstepd that has started it, or its parents; "" for none."""
+    job, _ = step_of_ancestors(pid, proc)
+    return f"slurm-{job}" if job else ""
+
+
+def step_of_ancestors(pid: int, proc: str = "/proc") -> tuple[str, str]:
+    """Slurm's ids of the job and of the step of a process, by the slurmstepd that has started it, or its parents; ""
+    for what is not known, and for the step of a batch script."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:
             with open(f"{proc}/{pid}/stat", "rb") as file:
@@ -164,9 +176,9 @@ def allocation_of_ancestors(pid: int, proc: str = "/proc") -> str:
             if name.endswith(b"(slurmstepd"):
                 with open(f"{proc}/{pid}/cmdline", "rb") as file:
                     if found := _STEP_DAEMON.match(file.read()):
-                        return f"slurm-{found[1].decode()}"
+                        return found[1].decode(), found[2].decode()
             pid = int(fields.split()[1])
-    return ""
+    return "", ""
 
 
 def own_cgroups() -> str:

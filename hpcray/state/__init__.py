@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
-from hpcray.diagnostics.introspection import ObjectInventory
-from hpcray.processes.bootstrap import enter
-from hpcray.processes.features import FEATURES
-from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
-from hpcray.runtime.node.options import NodeOptions
+if TYPE_CHECKING:
+    from hpcray.diagnostics.cluster_query import ClusterRoster, ProcessInfo
+    from hpcray.runtime.core_worker.core_worker import CoreWorker
+
+# Commands that ask without joining a job load none of the modules that are imported in the functions below.
 
 _TIMELINE_TIMEOUT = 30.0  # seconds that a worker may take to answer
 _MICRO = 1e6
@@ -28,6 +27,8 @@ def attached(address: str = "auto") -> Iterator[CoreWorker]:
     Raises:
         ConnectionError: there is no such job. ValueError: the address is not valid.
     """
+    from hpcray.runtime.core_worker.core_worker import current
+
     with connected(address) as process:
         current.process = process
         yield process
@@ -36,6 +37,12 @@ def attached(address: str = "auto") -> Iterator[CoreWorker]:
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[CoreWorker]:
     """Join a job as `attached` does, but not for what the program calls meanwhile."""
+    from hpcray.diagnostics.introspection import ObjectInventory
+    from hpcray.processes.bootstrap import enter
+    from hpcray.processes.features import FEATURES
+    from hpcray.runtime.core_worker.core_worker import connect, current
+    from hpcray.runtime.node.options import NodeOptions
+
     if current.process is not None and current.process.dead is None:
         yield current.process
         return
@@ -59,6 +66,8 @@ def timeline(filename: str | None = None, *, address: str | None = None) -> list
     Returns:
         The events, or None when they were written to a file. Times are microseconds since 1970, by each node's clock.
     """
+    from hpcray.diagnostics.cluster_query import ClusterQuery
+
     with attached(address or "auto") as process:
         diagnosis = ClusterQuery(process, _TIMELINE_TIMEOUT)
         nodes = diagnosis.nodes()

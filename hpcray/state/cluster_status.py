@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from hpcray.common.ids import raylet_of
-from hpcray.diagnostics.cluster_query import ClusterQuery
-from hpcray.runtime.core_worker.core_worker import CoreWorker
+import msgspec
+
+from hpcray.common.exceptions import StartupError
+from hpcray.common.ids import HEAD, raylet_of
+from hpcray.protocol.messages import GcsCall, GcsReply, Introspect, Message
+from hpcray.runtime.node.join_token import REQUEST, ask_job
+
+if TYPE_CHECKING:
+    from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 Amounts = Mapping[str, float]
 Bundle = tuple[tuple[str, float], ...]
 """The resources of a task, an actor or a bundle, sorted by name."""
 
+_TIMEOUT = 30.0
+"""Seconds that a command waits for the head."""
 _PATIENCE = 0.5
 """Seconds that a raylet may take to say what waits in its queue. Counts are lower bounds in Ray too."""
 _MEMORY = ("memory", "object_store_memory")
@@ -52,12 +60,20 @@ class NodeUsage:
         return self.node_type or f"node_{self.node_id}"
 
 
+class EndedNode(NamedTuple):
+    """A node that is no longer there."""
+
+    host: str
+    address: str
+    reason: str
+
+
 @dataclass(frozen=True)
 class ClusterStatus:
     """A cluster.
 
     Attributes:
-        when: Unix time. took: seconds in which the head has answered.
+        when: Unix time. took: seconds in which the head has answered. ended: nodes that have, the last one last.
         tasks: resources and number of waiting tasks and actors, and how many of them are in placement groups.
         groups: bundles and strategy of the placement groups that wait.
         autoscaler: what the head says of it; None where there is none.
@@ -69,24 +85,97 @@ class ClusterStatus:
     tasks: dict[Bundle, tuple[int, int]] = field(default_factory=dict)
     groups: list[tuple[tuple[Bundle, ...], str]] = field(default_factory=list)
     autoscaler: Mapping[str, Any] | None = None
+    ended: list[EndedNode] = field(default_factory=list)
 
 
-def cluster_status(process: CoreWorker, patience: float = _PATIENCE) -> ClusterStatus:
-    """Return the state of the cluster that a process is in.
+class Asker(Protocol):
+    """The way to a cluster."""
+
+    def call(self, method: str) -> Any:
+        """The head's answer to a query.
+
+        Raises:
+            ConnectionError: the cluster does not answer.
+        """
+
+    def cores(self, raylets: Iterable[bytes]) -> dict[bytes, Any]:
+        """The queues and the bundles of those raylets that say in time what they have."""
+
+
+class JobAsker:
+    """A command, which asks through a node without joining the job: it needs next to nothing of a program's modules.
 
     Args:
-        process: who asks. patience: seconds that a raylet may take to say what waits on it.
+        session_dir: of a node on this host.
+    """
+
+    def __init__(self, session_dir: str) -> None:
+        self._session_dir = session_dir
+
+    def call(self, method: str) -> Any:
+        """See `Asker`."""
+        question = GcsCall(REQUEST, method, msgspec.msgpack.encode([]))
+        reply = self._ask([(HEAD, question)], _TIMEOUT).get(REQUEST)
+        if reply is None:
+            raise ConnectionError(f"the head of the cluster of {self._session_dir} does not answer")
+        if not reply.ok:
+            raise ConnectionError(reply.value.decode())
+        return msgspec.msgpack.decode(reply.value)
+
+    def cores(self, raylets: Iterable[bytes]) -> dict[bytes, Any]:
+        """See `Asker`."""
+        asked = list(raylets)
+        packed = msgspec.msgpack.encode([])
+        questions = [(raylet, Introspect(REQUEST + i, "core", packed)) for i, raylet in enumerate(asked)]
+        replies = self._ask(questions, _PATIENCE) if questions else {}
+        return {
+            raylet: msgspec.msgpack.decode(replies[REQUEST + i].value)
+            for i, raylet in enumerate(asked)
+            if REQUEST + i in replies and replies[REQUEST + i].ok
+        }
+
+    def _ask(self, questions: Sequence[tuple[bytes, Message]], timeout: float) -> dict[int, GcsReply]:
+        try:
+            return ask_job(self._session_dir, questions, timeout)
+        except StartupError as error:
+            raise ConnectionError(str(error)) from None
+
+
+class ProcessAsker:
+    """A process of the job.
+
+    Args:
+        process: it.
+    """
+
+    def __init__(self, process: CoreWorker) -> None:
+        self._process = process
+
+    def call(self, method: str) -> Any:
+        """See `Asker`."""
+        return self._process.gcs.call(method)
+
+    def cores(self, raylets: Iterable[bytes]) -> dict[bytes, Any]:
+        """See `Asker`."""
+        from hpcray.diagnostics.cluster_query import ClusterQuery  # a command needs none of it
+
+        return ClusterQuery(self._process, _PATIENCE).ask(raylets, "core")
+
+
+def cluster_status(asker: Asker) -> ClusterStatus:
+    """Return the state of a cluster.
 
     Raises:
         ConnectionError: the cluster does not answer.
     """
     began = time.monotonic()
-    status = process.gcs.call("status")
+    status = asker.call("status")
     took = time.monotonic() - began
-    ids = {row["Index"]: row["NodeID"] for row in process.gcs.nodes()}
+    rows = asker.call("nodes")
+    ids = {row["Index"]: row["NodeID"] for row in rows}
     here = [row for row in status["nodes"] if row["index"] in ids]
     raylets = {raylet_of(row["index"]): row["index"] for row in here}
-    cores = {raylets[raylet]: core for raylet, core in ClusterQuery(process, patience).ask(raylets, "core").items()}
+    cores = {raylets[raylet]: core for raylet, core in asker.cores(raylets).items()}
     nothing: dict[str, Any] = {"held": {}, "free": {}}
     nodes = [
         NodeUsage(
@@ -96,14 +185,19 @@ def cluster_status(process: CoreWorker, patience: float = _PATIENCE) -> ClusterS
         for row in here
     ]  # fmt: skip
     waiting = any(status["actors"].get(state) for state in _BROUGHT_TO_LIFE)
-    actors = process.gcs.call("actors") if waiting else []
+    actors = asker.call("actors") if waiting else []
     groups = [
         (tuple(map(_bundle, group["bundles"])), group["strategy"])
-        for group in process.gcs.call("placement_groups")
+        for group in asker.call("placement_groups")
         if group["state"] in ("PENDING", "RESCHEDULING")
     ]
     tasks = waiting_tasks(status["unmet"], [row for core in cores.values() for row in core["pending"]], actors)
-    return ClusterStatus(time.time(), took, nodes, tasks, groups, status["autoscaler"])
+    ended = [
+        EndedNode(row["NodeManagerHostname"], row["NodeManagerAddress"], row["DeathReason"])
+        for row in rows
+        if not row["Alive"]
+    ]
+    return ClusterStatus(time.time(), took, nodes, tasks, groups, status["autoscaler"], ended)
 
 
 def waiting_tasks(
@@ -159,7 +253,8 @@ def show_status(status: ClusterStatus, verbose: bool = False) -> str:
         idle = [node for node in status.nodes if node.idle]
         lines += ["Idle:", *_or(_by_type(idle), "no idle nodes")]
     lines += ["Pending:", *_or(_pending(scaling), "no pending nodes")]
-    lines += ["Recent failures:", *_or(_failures(scaling, status.when, verbose), "no failures")]
+    failures = [*_failures(scaling, status.when, verbose), *_ends(status.ended)]
+    lines += ["Recent failures:", *_or(failures, "no failures")]
     lines += ["", "Resources", ruler, "Total Usage:"]
     lines += [f" {line}" for line in _usage(status.nodes, verbose)]
     lines += ["", "From request_resources:", *_or(_requested(scaling), "none")]
@@ -219,6 +314,12 @@ def _failures(scaling: Mapping[str, Any] | None, now: float, verbose: bool) -> l
         line = f" {row['type']}: LaunchFailed (latest_attempt: {when})"
         lines.append(line + (f" - {row['reason']}" if verbose else ""))
     return lines
+
+
+def _ends(ended: Iterable[EndedNode]) -> list[str]:
+    """Without the names of nodes: scripts count the lines with `node_` in them."""
+    last = list(ended)[-_MOST_FAILURES:]
+    return [f" {node.host}: NodeTerminated (ip: {node.address}) - {node.reason}" for node in last]
 
 
 def _requested(scaling: Mapping[str, Any] | None) -> list[str]:

@@ -195,6 +195,54 @@ def test_the_end_of_a_keeper_is_the_end_of_its_node(shell: Shell) -> None:
     assert not shell.left()
 
 
+def processes_below(pid: int) -> list[int]:
+    """A process and all that it has started, as Slurm kills them with a step where no cgroups are."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(below for child in children for below in processes_below(int(child)))]
+
+
+def test_what_is_killed_with_its_step_leaves_nothing_but_the_reason(shell: Shell) -> None:
+    port = free_port()
+    head = shell.start("start", "--head", f"--port={port}", "--num-cpus=1", "--block")
+    assert head.stdout is not None
+    while "Ray runtime started." not in head.stdout.readline():
+        pass
+    for pid in processes_below(head.pid):
+        os.kill(pid, signal.SIGKILL)
+    head.communicate(timeout=20)
+    until = time.monotonic() + 20.0
+    while any(not path.endswith(".call") for path in shell.left()) and time.monotonic() < until:
+        time.sleep(0.05)
+    (reason,) = shell.left()
+    assert reason.endswith(".call")
+    shell.ray("stop")
+    assert not shell.left()
+
+
+def test_nodes_that_were_killed_are_named_by_the_next_program_and_by_ray_status(shell: Shell) -> None:
+    port = free_port()
+    shell.ray("start", "--head", f"--port={port}", "--num-cpus=1")
+    for _ in range(2):
+        shell.ray("start", f"--address=127.0.0.1:{port}", "--num-cpus=1")
+    nodes = [json.loads(path.read_text()) for path in shell.tmp.glob("hpcray-*/*/ray_start.json")]
+    stopped, killed = [node["keeper"] for node in nodes if not node["head"]]
+
+    def end(pid: int, number: int, left: int) -> str:
+        os.kill(pid, number)
+        until = time.monotonic() + 20.0
+        while (said := shell.ray("status")).count(" 1 node_") != left and time.monotonic() < until:
+            time.sleep(0.05)
+        return said
+
+    said = end(stopped, signal.SIGTERM, 2)
+    assert said.count("NodeTerminated") == 1 and "--block" not in said
+    assert "--block" not in shell.program("auto", "2")
+    said = end(killed, signal.SIGKILL, 1)
+    assert said.count("NodeTerminated") == 2 and "--block" in said
+    said = shell.program("auto", "1")
+    assert "no command has stopped them" in said and "--block" in said
+
+
 def test_ray_stop_ends_a_node_that_a_shell_has_started_by_an_ampersand(shell: Shell) -> None:
     line = " ".join(shell.command("start", "--head", "--num-cpus=1", "--block"))
     script = f"{line} >/dev/null 2>&1 & until {' '.join(shell.command('status'))}; do sleep 0.1; done; echo $!"

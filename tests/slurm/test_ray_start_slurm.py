@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from helpers.slurm import Slurm
@@ -134,7 +135,8 @@ HOLD=300 "$PYTHON" program.py 2
     slurm.finish(job)
     job = scripts.submit(body, "-N2", name="killed")
     slurm.wait(lambda: slurm.output().count("hosts n1 n2") == 2, "the second program")
-    for pid in [*slurm.processes("slurm_script")["n1"], *slurm.processes("python")["n1"]]:  # and the orphaned program
+    orphan = slurm.processes(Path(slurm.python).name)["n1"]  # the program
+    for pid in [*slurm.processes("slurm_script")["n1"], *orphan]:
         os.kill(pid, signal.SIGKILL)
     slurm.finish(job)
     slurm.check(40.0)
@@ -171,6 +173,20 @@ on "${nodes[0]}" bash -c 'ray start --head --num-cpus=1 --port=6379; sleep 1; pk
     assert "named 1" in shown and "plain 1" in shown, shown
     assert shown.count("was killed") >= 2 and "--block" in shown, shown
     scripts.slurm.kill("n1")  # and removes what no process was left to remove
+
+
+def test_a_killed_srun_leaves_nothing_of_its_node(scripts: Scripts) -> None:
+    body = """\
+srun --overlap -N1 -n1 -w "${nodes[0]}" ray start --head --num-cpus=1 --port=6379 --block & head=$!
+on "${nodes[1]}" ray start --address="$head_ip:6379" --num-cpus=1 --block & node=$!
+"$PYTHON" program.py 2 "$head_ip:6379"; code=$?
+kill $head $node; wait
+exit $code
+"""
+    code, shown = scripts.code(scripts.submit(body, "-N2"))
+    assert code == "7" and "hosts n1 n2" in shown, shown
+    scripts.slurm.check(20.0)
+    assert not [name for name in scripts.files() if name.endswith(".cluster")]
 
 
 def test_symmetric_run_and_an_empty_environment(scripts: Scripts) -> None:

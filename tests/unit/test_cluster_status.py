@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hpcray.state.cluster_status import ClusterStatus, NodeUsage, show_status, usage_of, waiting_tasks
+from hpcray.state.cluster_status import ClusterStatus, EndedNode, NodeUsage, show_status, usage_of, waiting_tasks
 
 GIB = float(1 << 30)
 WHEN = datetime(2026, 11, 28, 18, 40, 42, 611893).timestamp()
@@ -147,3 +147,10 @@ def test_what_waits_is_counted_once() -> None:
         (("TPU", 1.0),): (2, 0),
         (("CPU", 1.0),): (5, 2),
     }
+
+
+def test_nodes_that_have_ended_are_failures_which_scripts_do_not_count_as_nodes() -> None:
+    ended = [EndedNode("n2", "10.99.0.2", "UCX: its process has ended")]
+    lines = show_status(ClusterStatus(WHEN, 0.001, [node()], ended=ended)).splitlines()
+    assert " n2: NodeTerminated (ip: 10.99.0.2) - UCX: its process has ended" in lines
+    assert sum("node_" in line for line in lines) == 1

@@ -139,6 +139,9 @@ def test_the_impossible_is_explained_with_numbers() -> None:
     text = view.why_infeasible(Shape((("GPU", UNIT),)), "a task")
     assert "{GPU: 1}" in text and "nodes 0, 1 (host0, host1): {CPU: 4, memory: 2.0 GiB}" in text
     assert "node 2 (host2): {CPU: 8, memory: 2.0 GiB}" in text and "hint:" in text
+    view.node_died(2, "power cut")
+    text = view.why_infeasible(Shape((("CPU", 8 * UNIT),)), "a task")
+    assert "(host0, host1): {CPU: 4, memory: 2.0 GiB}; node 2 (power cut) ended. hint:" in text
     assert show({"node:10.0.0.1": UNIT, "CPU": UNIT // 2}) == "{CPU: 0.5, node:10.0.0.1: 1}", (
         "a request names what no node has"
     )

@@ -42,6 +42,7 @@ from hpcray.ray_start.surroundings import (
     allocation_of_ancestors,
     cpus_of_allocation,
     dies_with_step,
+    step_of_ancestors,
 )
 from hpcray.ray_start.symmetric import split_words
 
@@ -79,6 +80,10 @@ def test_without_variables_and_cgroups_the_allocation_is_that_of_the_daemon_abov
         (tmp_path / pid / "cmdline").write_text(f"{line}\0")
     assert allocation_of_ancestors(9, str(tmp_path)) == "slurm-17"
     assert allocation_of_ancestors(8, str(tmp_path)) == "" == allocation_of_ancestors(3, str(tmp_path))
+    assert step_of_ancestors(9, str(tmp_path)) == ("17", "0")
+    for name in ("batch", "extern"):  # these last as long as the job
+        (tmp_path / "5" / "cmdline").write_text(f"slurmstepd: [17.{name}]\0")
+        assert step_of_ancestors(9, str(tmp_path)) == ("17", "")
 
 
 def test_what_slurm_kills_at_the_end_of_a_step() -> None:

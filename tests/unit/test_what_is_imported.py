@@ -85,3 +85,17 @@ import os; os.environ.pop('RAY_ADDRESS', None); os.environ.update({environ}); as
         "hpcray.ray_start",
         "hpcray.ray_start.presence",
     }
+
+
+@pytest.mark.parametrize("command", ["start", "stop", "status", "health-check"])
+def test_commands_that_scripts_call_again_and_again_load_nothing_of_a_program(command: str, tmp_path: Path) -> None:
+    environ = {
+        **os.environ, "PYTHONPATH": str(ROOT), "HPCRAY_START_DIR": str(tmp_path / "none"),
+        "HPCRAY_TMPDIR": str(tmp_path), "SLURM_JOB_ID": "4294967280", "TMPDIR": str(tmp_path),
+    }  # fmt: skip
+    words = [sys.executable, "-X", "importtime", "-m", "hpcray.cli.ray", command]
+    said = subprocess.run(words, env=environ, capture_output=True, text=True).stderr
+    found = {line.rpartition("|")[2].strip() for line in said.splitlines() if line.startswith("import time:")}
+    assert "hpcray.ray_start.registry" in found
+    kinds = ("hpcray.api", "hpcray.util", "hpcray.runtime.core_worker", "hpcray.job_submission", "cloudpickle")
+    assert {name for name in found if name.startswith(kinds)} == set()

@@ -661,6 +661,9 @@ class ClusterResources:
             more = " …" if len(nodes) > _NODES_SHOWN else ""
             more_hosts = " …" if len(hosts) > _HOSTS_SHOWN else ""
             parts.append(f"{where}{more} ({', '.join(hosts[:_HOSTS_SHOWN])}{more_hosts}): {text}")
+        if about is None and self.dead:
+            last = [f"node {index} ({reason})" for index, reason in list(self.dead.items())[-_NODES_SHOWN:]]
+            parts.append(f"{'… ' * (len(self.dead) > _NODES_SHOWN)}{', '.join(last)} ended")
         return "; ".join(parts) or "there is no node"
 
     def why_infeasible(self, shape: Shape, requester: str) -> str:

@@ -8,7 +8,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -142,7 +142,28 @@ def ask_head(session_dir: str, question: Message, timeout: float) -> GcsReply:
     Raises:
         StartupError: there is no such node, or no answer comes.
     """
+    found = ask_job(session_dir, [(HEAD, question)], timeout)
+    if REQUEST not in found:
+        raise StartupError(f"the job of {session_dir} does not answer")
+    return found[REQUEST]
+
+
+def ask_job(session_dir: str, questions: Sequence[tuple[bytes, Message]], timeout: float) -> dict[int, GcsReply]:
+    """Send questions to processes of a job, all at once, through one of its nodes on this host, without joining it.
+
+    Args:
+        questions: proc ids, and messages whose answers are GcsReplies; `req` of the first is `REQUEST`, of each
+            further one by one more.
+        timeout: seconds; answers that come later are left out.
+
+    Returns:
+        The answers by their `req`.
+
+    Raises:
+        StartupError: there is no such node.
+    """
     deadline = time.monotonic() + timeout
+    found: dict[int, GcsReply] = {}
     try:
         with connect_private(os.path.join(session_dir, RAYLET_SOCKET), timeout=timeout) as sock:
             sock.sendall(pack(NIL_PROC, NIL_PROC, encode([Hello(os.getpid(), ATTACHED)])))
@@ -155,18 +176,24 @@ def ask_head(session_dir: str, question: Message, timeout: float) -> GcsReply:
                     for msg in decode(frame[20:]):
                         if isinstance(msg, Welcome):
                             me = msg.proc
-                            sock.sendall(pack(HEAD, me, encode([question])))
+                            sock.sendall(b"".join(pack(to, me, encode([question])) for to, question in questions))
                         elif isinstance(msg, HeadMoved):
-                            sock.sendall(pack(HEAD, me, encode([question])))
+                            for to, question in questions:
+                                if to == HEAD:
+                                    sock.sendall(pack(HEAD, me, encode([question])))
                         elif isinstance(msg, Evacuate):  # this process owns no objects
                             sock.sendall(pack(bytes(frame[12:20]), me, encode([Evacuated(msg.node)])))
-                        elif isinstance(msg, GcsReply) and msg.req == REQUEST:
-                            return msg
+                        elif isinstance(msg, GcsReply):
+                            found[msg.req] = msg
+                            if len(found) == len(questions):
+                                return found
                 sock.settimeout(left)
                 data = sock.recv(_RECEIVE)
+    except TimeoutError:
+        return found
     except OSError as error:
         raise StartupError(f"no node of a running job answers in {session_dir}: {error}") from None
-    raise StartupError(f"the job of {session_dir} does not answer")
+    return found
 
 
 # ------------------------------------------------------------ node command
