@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle as pickle  # noqa: F401  # programs read it here
+
 from hpcray.api.objects import wait
 from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import ClientContext, post_init_hooks, require_session
