@@ -310,6 +310,19 @@ def test_a_decorator_may_give_a_method_other_arguments_than_its_caller(ray: Any)
     assert (ray.get(ref), rest) == (7, {"further": 4})
 
 
+@row("ray.remote")
+def test_a_decorator_may_give_a_function_other_arguments_than_its_caller(ray: Any) -> None:
+    def function(*args: int, d: int = 0) -> tuple[int, ...]:
+        return (*args, d)
+
+    function.__ray_invocation_decorator__ = (  # type: ignore[attr-defined]
+        lambda submit: lambda args, kwargs: (submit(args[::-1], {"d": 5}), kwargs)
+    )
+    for remote in (ray.remote(function), ray.remote(function).options(num_cpus=0)):
+        ref, rest = remote.remote(1, 2, 3, d=4)
+        assert (ray.get(ref), rest) == ((3, 2, 1, 5), {"d": 4})
+
+
 @row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
 def test_dir_of_a_handle_lists_its_methods(ray: Any) -> None:
     handle = ray.remote(num_cpus=0)(Member).remote(1)
@@ -360,3 +373,18 @@ def test_the_resource_that_marks_bundles_is_reserved(ray: Any) -> None:
     for bundle in ({"bundle": 1}, {"CPU": 1, "bundle": 2}):
         with pytest.raises(ray.exceptions.RaySystemError, match="bundle is a system reserved resource"):
             ray.util.placement_group([bundle])
+
+
+# ------------------------------------------------------------ key-value store
+
+
+@row("experimental.internal_kv")
+def test_keys_with_the_mark_of_namespaces_are_refused(ray: Any) -> None:
+    from ray.experimental import internal_kv as kv
+
+    for use in (
+        kv._internal_kv_get, kv._internal_kv_exists, kv._internal_kv_del, kv._internal_kv_list,
+        lambda key: kv._internal_kv_put(key, "x"),
+    ):  # fmt: skip
+        with pytest.raises(ray.exceptions.RaySystemError, match="can't start with @namespace_"):
+            use("@namespace_x")

@@ -108,7 +108,7 @@ LINES_OF_CODE = {
     "dashboard": 1675,
     "diagnostics": 2827,
     "durable": 2378,
-    "experimental": 562,
+    "experimental": 569,
     "graphs": 2159,
     "hangs": 1113,
     "history": 1440,
