@@ -330,6 +330,13 @@ def test_dir_of_a_handle_lists_its_methods(ray: Any) -> None:
     assert [name for name in dir(handle) if not name.startswith("_")] == ["add"]
 
 
+@row("ray._private.worker.global_worker")
+def test_a_handle_travels_through_the_pickle_of_the_worker_module(ray: Any) -> None:
+    pickle = ray._private.worker.pickle
+    handle = ray.remote(num_cpus=0)(Member).remote(1)
+    assert ray.get(pickle.loads(pickle.dumps(handle)).add.remote(2)) == 3
+
+
 @row("util.state, experimental.state.api")
 def test_actors_are_listed_under_the_name_in_the_metadata_of_their_class(ray: Any) -> None:
     from ray.util.state import list_actors

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle as pickle  # noqa: F401  # programs read it here
+import cloudpickle as pickle  # programs read it here
 
 from hpcray.api.objects import wait
 from hpcray.api.runtime_context import get_runtime_context
@@ -130,6 +130,7 @@ __all__ = [
     "_wait_generators_bulk",
     "global_worker",
     "logger",
+    "pickle",
     "print_to_stdstream",
     "print_worker_logs",
 ]
