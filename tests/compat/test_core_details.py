@@ -337,6 +337,7 @@ def test_a_handle_travels_through_the_pickle_of_the_worker_module(ray: Any) -> N
     assert ray.get(pickle.loads(pickle.dumps(handle)).add.remote(2)) == 3
 
 
+@ours_only  # on Ray the state API needs the dashboard
 @row("util.state, experimental.state.api")
 def test_actors_are_listed_under_the_name_in_the_metadata_of_their_class(ray: Any) -> None:
     from ray.util.state import list_actors
