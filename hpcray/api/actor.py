@@ -265,8 +265,8 @@ class ClassMetadata:
 
     Attributes:
         modified_class: the user's class.
-        class_name: module and qualified name of the class.
-        class_id: digest of `class_name`, in hex.
+        class_name: name of the class, as listings of actors have it.
+        class_id: digest of the module and the qualified name, in hex.
         is_cross_language, language: always False and "PYTHON".
         method_meta: namespace whose `methods` maps names to functions.
     """
@@ -276,8 +276,9 @@ class ClassMetadata:
 
     def __init__(self, cls: type) -> None:
         self.modified_class = cls
-        self.class_name = f"{cls.__module__}.{cls.__qualname__}"
-        self.class_id = hashlib.blake2b(self.class_name.encode(), digest_size=14).hexdigest()
+        self.class_name = cls.__name__
+        name = f"{cls.__module__}.{cls.__qualname__}"
+        self.class_id = hashlib.blake2b(name.encode(), digest_size=14).hexdigest()
         methods = {name: getattr(cls, name) for name in _methods_of(cls)}
         self.method_meta = types.SimpleNamespace(methods=methods)
 

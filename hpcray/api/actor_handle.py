@@ -175,12 +175,12 @@ class ActorMethod(Generic[P, R_co]):
         return ActorMethod(self._handle, self._name, plan)
 
     def _call_with_own_options(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        plan = self._plan
-        plan.arity.check(self._name, args, kwargs)
+        plan = self._plan  # a decorator may give the method other arguments than its caller has
         return self._submit(args, kwargs) if plan.decorator is None else plan.decorator(self._submit)(args, kwargs)
 
     def _submit(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         plan = self._plan
+        plan.arity.check(self._name, args, kwargs)
         try:
             return (current.process or require_session()).submitter.actors.call_with(
                 plan.extra, self._handle, self._name, plan.num_returns, plan.retries, tuple(args), kwargs
@@ -318,7 +318,7 @@ class ActorHandle(Generic[C]):
         return plan
 
     def __dir__(self) -> list[str]:
-        return [*self._methods, *_BUILT_IN]
+        return ["__init__", *self._methods, *_BUILT_IN]
 
     @property
     def _actor_id(self) -> Any:

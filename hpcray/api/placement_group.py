@@ -11,6 +11,7 @@ from hpcray.api.launch_hooks import LaunchHook, launched, strategy_in_force
 from hpcray.api.options import exact_units
 from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hpcray.api.session import require_session
+from hpcray.common.exceptions import RaySystemError
 from hpcray.common.labels import (
     ACCELERATOR,
     IN,
@@ -190,8 +191,8 @@ def check_request(
     strategy, same = _checked_strategy(strategy, topology)
     if soft_target_node_id and strategy != STRICT_PACK:
         raise ValueError(f"_soft_target_node_id currently only works with STRICT_PACK but got {strategy}")
-    units = _checked(bundles)
-    selectors = _selectors(bundle_label_selector, len(units))
+    units = checked_bundles(bundles)
+    selectors = bundle_selectors(bundle_label_selector, len(units))
     if any(map(_needs_domain, bundle_label_selector or ())):
         same = same or _GPU_DOMAIN
     if lifetime not in (None, "detached"):
@@ -263,17 +264,25 @@ def _owner(process: CoreWorker, lifetime: str | None) -> bytes:
     return b"" if lifetime == "detached" or in_task else process.me
 
 
-def _selectors(given: Any, bundles: int) -> list[str]:
+def bundle_selectors(given: Any, bundles: int | None) -> list[str]:
+    """Return the conditions on the node of each bundle.
+
+    Args:
+        bundles: their number; None: it is not checked.
+
+    Raises:
+        ValueError: it is no list of label selectors.
+    """
     if not given:
         return []
     if not isinstance(given, list):
         raise ValueError(f"Placement group bundle_label_selector must be a list, got {type(given)}.")
-    if len(given) != bundles:
+    if bundles is not None and len(given) != bundles:
         raise ValueError(
             f"Invalid bundle label selector {given}. The length of `bundle_label_selector` should equal the length of "
             "`bundles`."
         )
-    accelerator = next((one[ACCELERATOR] for one in given if _needs_domain(one)), None)
+    accelerator = next((one[ACCELERATOR] for one in given if isinstance(one, dict) and _needs_domain(one)), None)
     for selector in given:
         if not isinstance(selector, dict) or not all(isinstance(text, str) for row in selector.items() for text in row):
             raise ValueError(
@@ -329,7 +338,8 @@ def _checked_strategy(strategy: str | None, topology: Any) -> tuple[str, str]:
     return topology.get(NODE_ID, PACK), others[0] if others else ""
 
 
-def _checked(bundles: Any) -> list[dict[str, int]]:
+def checked_bundles(bundles: Any) -> list[dict[str, int]]:
+    """Return the units of each bundle. Raises ValueError for what is no list of bundles."""
     if not isinstance(bundles, list):
         raise ValueError(f"Placement group bundles must be a list, got {type(bundles)}.")
     if not bundles:
@@ -345,6 +355,9 @@ def _checked(bundles: Any) -> list[dict[str, int]]:
     return checked
 
 
+_RESERVED = "bundle"
+
+
 def _checked_bundle(bundle: Any) -> dict[str, int]:
     if (
         not isinstance(bundle, dict)
@@ -352,6 +365,10 @@ def _checked_bundle(bundle: Any) -> dict[str, int]:
         or not all(isinstance(amount, (int, float)) for amount in bundle.values())
     ):
         raise ValueError(f"Bundles must be a non-empty list of resource dictionaries. {_EXAMPLE}")
+    if _RESERVED in bundle:
+        raise RaySystemError(
+            f"{_RESERVED} is a system reserved resource, which is not allowed to be used in placement group."
+        )
     gpus = bundle.get("GPU", 0)
     if gpus > 1 and gpus != int(gpus):
         raise ValueError(f"GPU resource quantities >1 must be whole numbers. The specified quantity {gpus} is invalid.")

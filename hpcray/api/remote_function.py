@@ -81,7 +81,8 @@ class RemoteFunction(Generic[P, R_co]):
         )
         self._durable: DurableFunction | None = None
         self._without: RemoteFunction[P, R_co] | None = None  # where nothing can be kept
-        self._slow = self._extra.announced or bool(options.given.get("durable"))
+        self._decorator = getattr(function, "__ray_invocation_decorator__", None)
+        self._slow = self._extra.announced or bool(options.given.get("durable")) or self._decorator is not None
         functools.update_wrapper(cast(Any, self), function, updated=())
 
     if not TYPE_CHECKING:  # so that type checkers refuse the call
@@ -195,6 +196,11 @@ class RemoteFunction(Generic[P, R_co]):
         return process
 
     def _submit_with_extra_options(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Submit on the slow path. A decorator of Ray's kind may give the function other arguments than its caller."""
+        return self._submit(args, kwargs) if self._decorator is None else self._decorator(self._submit)(args, kwargs)
+
+    def _submit(self, given: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        args = tuple(given)
         process = current.process
         if process is None or process is not self._bound:
             process = self._bind()

@@ -671,10 +671,31 @@ def is_initialized() -> bool:
     return current.postponed or current.process is not None
 
 
+class AutoInit:
+    """The first use of the API calls `init()` where the program has not, as in Ray.
+
+    Attributes:
+        enabled: False: it raises instead. At first, what RAY_ENABLE_AUTO_CONNECT says.
+    """
+
+    enabled = os.environ.get("RAY_ENABLE_AUTO_CONNECT", "") != "0"
+
+
+def enable_auto_init(enabled: bool) -> None:
+    """Set `AutoInit.enabled`."""
+    AutoInit.enabled = bool(enabled)
+
+
 def require_session() -> CoreWorker:
-    """Return the process of this interpreter; calls `init()` where no session has been joined, as Ray does."""
+    """Return the process of this interpreter; calls `init()` where no session has been joined, as Ray does.
+
+    Raises:
+        RaySystemError: no session has been joined, and RAY_ENABLE_AUTO_CONNECT is 0.
+    """
     process = current.process
     if process is None:
+        if not AutoInit.enabled:
+            raise RaySystemError("Ray has not been started yet. You can start Ray with 'ray.init()'.")
         init()
         process = current.process
         assert process is not None

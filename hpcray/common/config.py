@@ -108,6 +108,7 @@ _RAY_SETTINGS = {
     "object_spilling_threshold": ("spill_threshold", 1),
     "local_fs_capacity_threshold": ("disk_capacity_threshold", 1),
     "max_direct_call_object_size": ("inline_limit", 1),
+    "max_lineage_bytes": ("lineage_limit", 1),
     "max_num_generator_returns": ("max_generator_returns", 1),
     "record_ref_creation_sites": ("record_ref_creation_sites", 1),
     "scheduler_spread_threshold": ("spread_threshold", 1),
@@ -377,6 +378,8 @@ class Config:
                 found[field] = value if units == 1 else value / units
         if ray_settings.get("worker_cap_enabled") is False:
             found["worker_cap_initial_backoff"] = 0.0
+        if ray_settings.get("lineage_pinning_enabled") is False:
+            found["lineage_limit"] = 0
         if ray_settings.get("automatic_object_spilling_enabled") is False:
             found["spill_threshold"] = 0.0
         if spilling := ray_settings.get("object_spilling_config"):

@@ -560,6 +560,10 @@ class RayActorError(RayError):
         return self._actor_init_failed
 
 
+_NODE_DIED = "its node has died:"
+"""Beginning of the reason that the GCS gives for the end of an actor whose node has gone."""
+
+
 class ActorDiedError(RayActorError):
     """The actor is dead and will not restart.
 
@@ -586,7 +590,13 @@ class ActorDiedError(RayActorError):
             return
         known = {"class_name": details.pop("class_name", None), "actor_id": actor_id, **details}
         lines = [f"\t{name}: {value}" for name, value in known.items() if value not in (None, "", 0)]
-        text = "\n".join([self.BASE_ERROR_MSG, *lines, *([f"The actor is dead because {cause}"] if cause else [])])
+        # Ray's words, which programs look for.
+        rest = f"{cause or ''}"
+        if rest.startswith(_NODE_DIED):
+            rest = f"The actor died because its node has died.{rest.removeprefix(_NODE_DIED)}"
+        elif rest:
+            rest = f"The actor is dead because {rest}"
+        text = "\n".join([self.BASE_ERROR_MSG, *lines, *([rest] if rest else [])])
         super().__init__(actor_id, text, False, preempted)
 
     @staticmethod

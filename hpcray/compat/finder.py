@@ -89,6 +89,8 @@ class Facade(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
+            if name == "__all__" and connect(self) and name in self.__dict__:
+                return self.__dict__[name]
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         value = self._find(name)
         if name not in self.__dict__.get("_changing", ()):
@@ -108,6 +110,10 @@ class Facade(ModuleType):
             getattr(importlib.import_module(source), function)(value)
 
     def __dir__(self) -> list[str]:
+        connect(self)
+        if self.__name__ in table.PUBLIC:
+            more = {name for name in self.__dict__ if name.startswith("__") or name in table.submodules(self.__name__)}
+            return sorted(more | {*self.__dict__["__all__"], *table.submodules(self.__name__)})
         found = {name for name in self.__dict__ if not name.startswith("_") or name.startswith("__")}
         for source in self.__dict__["_sources"]:
             found.update(name for name in dir(source) if not name.startswith("__"))
@@ -117,6 +123,7 @@ class Facade(ModuleType):
         return _module, (self.__name__,)
 
     def _own(self, name: str) -> Any:
+        connect(self)
         for source in self.__dict__.get("_sources", ()):
             value = getattr(source, name, _NOTHING)
             # Modules of hpcray are visible only where `__all__` lists them: `ray.core` is another module in Ray.
@@ -237,22 +244,40 @@ class Finder:
         Raises:
             ImportError: a package that a source needs is not installed.
         """
-        sources = [load_source(source) for source in table.MODULES.get(module.__name__, ())]
-        first = sources[0] if sources else None
-        changing: set[str] = set()
-        for source in sources:
-            changing.update(getattr(source, "CHANGING", ()))
-        module.__dict__.update(
-            table.ATTRIBUTES.get(module.__name__, {}),
-            _sources=tuple(sources),
-            _changing=frozenset(changing),
-            __doc__=getattr(first, "__doc__", None) or f"{module.__name__}, by hpcray.",
-        )
-        public = [name for source in sources for name in getattr(source, "__all__", ())]
-        if public:
-            module.__dict__["__all__"] = list(dict.fromkeys(public))
+        module.__dict__["_sources"] = None
+        if module.__name__ not in table.PRESENT:
+            connect(module)
         if module.__name__ == "ray":
             module.__file__ = os.path.join(STANDIN, "ray", "__init__.py")
+            # Programs list the functions of `ray`, and Ray's is among them; a module's own comes before its class's.
+            find: Any = Facade.__getattr__
+            module.__dict__["__getattr__"] = lambda name: find(module, name)
+
+
+def connect(module: ModuleType) -> bool:
+    """Import the sources of a facade, unless that has been done. Returns True if it has been now.
+
+    Raises:
+        ImportError: a package that a source needs is not installed.
+    """
+    if module.__dict__.get("_sources", ()) is not None:
+        return False
+    sources = [load_source(source) for source in table.MODULES.get(module.__name__, ())]
+    first = sources[0] if sources else None
+    changing: set[str] = set()
+    for source in sources:
+        changing.update(getattr(source, "CHANGING", ()))
+    module.__dict__.update(
+        {**table.ATTRIBUTES.get(module.__name__, {}), **module.__dict__},
+        _sources=tuple(sources),
+        _changing=frozenset(changing),
+        __doc__=getattr(first, "__doc__", None) or f"{module.__name__}, by hpcray.",
+    )
+    own = [name for source in sources for name in getattr(source, "__all__", ())]
+    public = table.PUBLIC.get(module.__name__, own)
+    if public:
+        module.__dict__["__all__"] = list(dict.fromkeys(public))
+    return True
 
 
 FINDER: Any = Finder()
@@ -301,6 +326,8 @@ def install(replacing: ModuleType | None = None) -> ModuleType:
             present.__dict__["__name__"] = "ray"
             FINDER.describe(present, spec)
         FINDER.exec_module(present)
+        for name in table.PRESENT:
+            importlib.import_module(name)
     generate_logging_config()
     return present
 

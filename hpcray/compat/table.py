@@ -23,8 +23,8 @@ _MORE_COMMON_UTILS = (
     f"{_NAMES}.ray_constants:RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer",
 )
 _MORE_PRIVATE_UTILS = (
-    f"{_NAMES}.utils:INT32_MAX estimate_available_memory format_error_message get_ray_doc_version get_used_memory "
-    "is_in_test open_log"
+    f"{_NAMES}.utils:DeferSigint INT32_MAX estimate_available_memory format_error_message get_ray_doc_version "
+    "get_used_memory is_in_test open_log"
 )
 _ACCELERATORS = f"{_NAMES}.accelerators"
 _ACCELERATOR_MODULES = (
@@ -64,7 +64,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ray_constants:logger",
         f"{_NAMES}.ids:{_IDS}",
         f"{_NAMES}.ray_constants:_config",
-        f"{_NAMES}.ray_client:client",
+        f"{_NAMES}.ray_client:ClientBuilder client java_actor_class java_function",
         "hpcray",
     ),
     "ray.actor": (f"{_NAMES}.option_utils:_modify_class", "hpcray.actor", "hpcray.api.actor"),
@@ -124,7 +124,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util": ("hpcray.util", f"{_NAMES}.util:get_node_instance_id pdb", f"{_NAMES}.ray_client:connect disconnect"),
     "ray.util.accelerators": ("hpcray.util.accelerators",),
     "ray.util.accelerators.accelerators": ("hpcray.util.accelerators",),
-    "ray.util.actor_group": ("hpcray.util.actor_pool:ActorGroup ActorGroupMethod ActorMetadata",),
+    "ray.util.actor_group": ("hpcray.util.actor_pool:ActorGroup ActorGroupMethod ActorMetadata ActorWrapper",),
     "ray.util.actor_pool": ("hpcray.util.actor_pool",),
     "ray.util.annotations": ("hpcray.util.annotations",),
     "ray.util.check_serialize": ("hpcray.util.serialization:FailureTuple inspect_serializability",),
@@ -152,7 +152,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.util.multiprocessing.pool": ("hpcray.util.multiprocessing.pool",),
     "ray.util.placement_group": (
         "hpcray.util.placement_group",
-        f"{_NAMES}.util:_valid_resource_shape validate_placement_group",
+        f"{_NAMES}.util:_valid_resource_shape _validate_bundle_label_selector _validate_bundles "
+        "validate_placement_group",
     ),
     "ray.util.queue": ("hpcray.util.queue",),
     "ray.util.rpdb": (f"{_NAMES}.rpdb",),
@@ -237,6 +238,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         "is_client_mode_enabled_by_default",
     ),
     "ray._private.gc_collect_manager": ("hpcray.runtime.core_worker.threads:PythonGCThread",),
+    "ray._private.gcs_utils": (),
     "ray._private.internal_api": (
         f"{_NAMES}.internal_api:get_local_ongoing_lineage_reconstruction_tasks get_memory_info_reply "
         "get_state_from_address global_gc memory_summary",
@@ -263,6 +265,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray._private.serialization": (f"{_NAMES}.serialization_context:SerializationContext",),
     "ray._private.services": (f"{_NAMES}.utils:find_gcs_addresses get_node_ip_address",),
     "ray._private.state": (f"{_NAMES}.state:{_STATE}",),
+    "ray._private.state_api_test_utils": (
+        f"{_NAMES}.util:invoke_state_api invoke_state_api_n verify_failed_task wait_for_task_states",
+    ),
     "ray._private.utils": (_UTILS, _MORE_PRIVATE_UTILS),
     "ray._private.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.internal": ("hpcray.internal:Buffer create free",),
@@ -275,11 +280,25 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
     "ray.remote_function": {"_task_launch_hook": None},
 }
 
+_TOP_LEVEL = (
+    "__version__ _config ActorClassID ActorID ClientBuilder DynamicObjectRefGenerator FunctionID JobID Language "
+    "LoggingConfig NodeID ObjectID ObjectRef ObjectRefGenerator PlacementGroupID SCRIPT_MODE TaskID UniqueID "
+    "WORKER_MODE WorkerID actor autoscaler available_resources cancel client cluster_resources get get_actor "
+    "get_gpu_ids get_runtime_context init internal is_initialized java_actor_class java_function kill method "
+    "nodes put remote shutdown timeline util wait"
+)
+PUBLIC = {"ray": tuple(_TOP_LEVEL.split())}
+"""The names that a module lists as Ray's does, where its sources have others too: `__all__` and `dir`."""
+
+PRESENT = ("ray._raylet",)
+"""Modules that are there once `ray` is imported. Their sources are imported at the first use of a name."""
+
 SETTERS = {
+    "ray._private.auto_init_hook.enable_auto_connect": "hpcray.api.session:enable_auto_init",
     "ray.actor._actor_launch_hook": "hpcray.api.launch_hooks:set_actor_launch_hook",
     "ray.remote_function._task_launch_hook": "hpcray.api.launch_hooks:set_task_launch_hook",
 }
-"""Names that Ray's libraries set: the function that is called with the new value."""
+"""Names that Ray's libraries and tests set: the function that is called with the new value."""
 
 LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow")
 """Ray's libraries on top of Core. They are pure Python, and a real wheel can lend them (`finder.lend`)."""
@@ -340,8 +359,6 @@ _WHY: dict[str, str] = {
     "ray.dashboard": "there is no HTTP server; hint: `hpcray dashboard`, `hpcray status`, ray.util.state",
     "ray.experimental.rdt": "its transports' own classes; what programs call is there",
     "ray.experimental.channel": "compiled graphs have channels of their own here, and none for GPUs",
-    "ray.java_actor_class": "there are no workers in other languages",
-    "ray.java_function": "there are no workers in other languages",
     "ray.util.horovod": "Ray 2.60 does not have it either",
     "ray.util.sgd": "Ray 2.60 does not have it either",
     "ray.util.spark": "it starts Ray on Spark; hpcray is started by Slurm or mpirun",

@@ -8,8 +8,8 @@ from typing import Any
 
 from hpcray.api.objects import wait
 from hpcray.api.session import is_initialized, post_init_hooks, require_session
-from hpcray.common.exceptions import GetTimeoutError
-from hpcray.core.core_worker.object_entry import STORED
+from hpcray.common.ids import PUT_INDEX, node_of, owner_of
+from hpcray.core.core_worker.object_entry import INLINE, STORED
 from hpcray.experimental import internal_kv, tqdm_ray
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -46,28 +46,31 @@ locations = sys.modules[f"{__name__}.locations"] = sys.modules[__name__]  # Ray'
 
 Location = dict[str, Any]
 
+_OWNERS_ANSWER = 1.0  # seconds; an owner answers at once for an object that is ready, and for a pending one when it is
+
 
 def get_object_locations(obj_refs: Sequence[ObjectRef[Any]], timeout_ms: int = -1) -> dict[ObjectRef[Any], Location]:
-    """Return the locations and sizes of objects, after waiting for pending ones.
+    """Return the locations and sizes of objects, as their owners know them now; it does not wait for pending ones.
 
     Args:
         obj_refs: refs of any objects.
-        timeout_ms: milliseconds to wait for pending objects; -1 for no limit.
+        timeout_ms: milliseconds to wait for the owners' answers; -1: as long as an owner that is alive needs.
 
     Returns:
-        By ref: `node_ids` (in hex; [] for a small value, which is sent in messages), `object_size` in bytes, and
-        `did_spill` (always False: spilled copies count as copies of the node).
+        By ref: `node_ids` (in hex, of nodes that have a copy or, on the same host, have mapped one; [] for a pending
+        object, and for a small result, which is sent in messages),
+        `object_size` in bytes (None for a pending object), and `did_spill` (always False: spilled copies count as
+        copies of the node).
 
     Raises:
-        GetTimeoutError: objects are still pending after `timeout_ms`. RuntimeError: hpcray is not initialized.
+        RuntimeError: hpcray is not initialized.
     """
     process = _joined()
     refs = list(dict.fromkeys(obj_refs))
-    if refs:
-        limit = None if timeout_ms < 0 else timeout_ms / 1000
-        _, missing = wait(refs, num_returns=len(refs), timeout=limit, fetch_local=False)
-        if missing:
-            raise GetTimeoutError(f"{len(missing)} of {len(refs)} objects were not there within {timeout_ms} ms")
+    borrowed = [ref for ref in refs if owner_of(ref._id) != process.me]
+    if borrowed:
+        limit = _OWNERS_ANSWER if timeout_ms < 0 else min(timeout_ms / 1000, _OWNERS_ANSWER)
+        wait(borrowed, num_returns=len(borrowed), timeout=limit, fetch_local=False)
     return _located(process, refs)
 
 
@@ -194,8 +197,18 @@ def _located(process: CoreWorker, refs: list[ObjectRef[Any]]) -> dict[ObjectRef[
     found: dict[ObjectRef[Any], Location] = {}
     with process.engine.lock:
         for ref in refs:
-            entry = process.table.entries.get(ref._id)
-            where = [] if entry is None else [names[node] for node in entry.nodes or () if node in names]
-            size = 0 if entry is None else (entry.size if entry.state == STORED else len(entry.value))
-            found[ref] = {"node_ids": where, "object_size": size, "did_spill": False}
+            oid = ref._id
+            entry = process.table.entries.get(oid)
+            where = [] if entry is None else list(entry.nodes or ())
+            if entry is not None and entry.mapping is not None and node_of(process.me) not in where:
+                where.append(node_of(process.me))  # a copy here, or one of a neighbor's store that is mapped here
+            size = None
+            if entry is not None and entry.state == STORED:
+                size = entry.size
+            elif entry is not None and entry.state == INLINE:
+                size = len(entry.value)
+                if oid.endswith(PUT_INDEX):  # it has its owner's node as its place, as in Ray, where a store has it
+                    where = where or [node_of(oid)]
+            nodes = [names[node] for node in where if node in names]
+            found[ref] = {"node_ids": nodes, "object_size": size, "did_spill": False}
     return found

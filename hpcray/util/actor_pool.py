@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from hpcray.api.actor import ActorClass, ActorHandle, kill
 from hpcray.api.decorator import remote
 from hpcray.api.objects import get, wait
-from hpcray.api.runtime_context import get_gpu_ids, get_runtime_context
 from hpcray.common.exceptions import ActorDiedError
 from hpcray.common.task_errors import happened_inside
-from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.core_worker.object_refs import ObjectRef
+from hpcray.util.annotations import Deprecated
 
 V = TypeVar("V")
 Call = Callable[[ActorHandle, Any], Any]
@@ -193,18 +191,19 @@ def _check_result(result: Any) -> None:
         )
 
 
+ActorMetadata = TypeVar("ActorMetadata")
+
+
 @dataclass
-class ActorMetadata:
-    """Location of an actor of a group."""
+class ActorWrapper:
+    """An actor of a group.
 
-    node_id: str
-    node_ip: str
-    hostname: str
-    gpu_ids: list[Any] = field(default_factory=list)
+    Attributes:
+        metadata: what its method `get_actor_metadata` returned when it joined the group; None if it has none.
+    """
 
-
-def _metadata_here(_actor: Any) -> ActorMetadata:
-    return ActorMetadata(get_runtime_context().get_node_id(), node_ip_address(), socket.gethostname(), get_gpu_ids())
+    actor: ActorHandle
+    metadata: Any
 
 
 class ActorGroupMethod:
@@ -215,7 +214,7 @@ class ActorGroupMethod:
 
     def remote(self, /, *args: Any, **kwargs: Any) -> list[ObjectRef[Any]]:
         """Call the method on every actor with the same arguments. Returns the refs in the order of the actors."""
-        return [getattr(actor, self._name).remote(*args, **kwargs) for actor in self._group.actors]
+        return [getattr(member.actor, self._name).remote(*args, **kwargs) for member in self._group.actors]
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         raise TypeError(
@@ -224,17 +223,28 @@ class ActorGroupMethod:
         )
 
 
+@Deprecated(
+    message="For calls without a state use ray.util.multiprocessing, for actors as workers of a data set "
+    "ray.data.Dataset.map_batches.",
+    warning=True,
+)
 class ActorGroup:
-    """Actors of one class that are created, called and ended together: `group.method.remote(...)` calls all of them.
+    """Actors of one class that are created, called and ended together: `group.method.remote(...)` calls all of them,
+    and `group[0].actor` is the handle of one.
 
     Args:
-        actor_cls: a plain class.
+        actor_cls: a plain class. If it has a method `get_actor_metadata`, the group keeps what that returns.
         num_actors: number of actors.
         num_cpus_per_actor, num_gpus_per_actor, resources_per_actor: resources that each actor holds.
         init_args, init_kwargs: arguments of every constructor.
 
+    Attributes:
+        actors: the members, as `ActorWrapper`s.
+        num_actors: how many `start` creates.
+
     Raises:
-        ValueError: `num_actors` is not positive, or a resource is negative. RayActorError: a constructor failed.
+        ValueError: `num_actors` is not positive, or a resource is negative. RayActorError: a constructor failed, and
+            the class has `get_actor_metadata`.
     """
 
     def __init__(
@@ -257,21 +267,20 @@ class ActorGroup:
                 f"num_cpus_per_actor={num_cpus_per_actor} and num_gpus_per_actor={num_gpus_per_actor}."
             )
         self.num_actors = num_actors
+        self.actors: list[ActorWrapper] = []
         self._args, self._kwargs = tuple(init_args or ()), dict(init_kwargs or {})
-        self._actors: list[ActorHandle] = []
-        self._metadata: list[ActorMetadata] = []
-        self._class: ActorClass[Any] = remote(
+        self._remote_cls: ActorClass[Any] = remote(
             num_cpus=num_cpus_per_actor, num_gpus=num_gpus_per_actor, resources=dict(resources_per_actor or {})
         )(actor_cls)
         self.start()
 
     def start(self) -> None:
-        """Create the actors, and wait until they have started.
+        """Create the actors.
 
         Raises:
             RuntimeError: the actors have been started already.
         """
-        if self._actors:
+        if self.actors:
             raise RuntimeError(
                 "The actors have already been started. Please call `shutdown` first if you want to restart them."
             )
@@ -283,43 +292,37 @@ class ActorGroup:
         Args:
             patience_s: seconds that running calls may take before the actors are killed; 0 kills them at once.
         """
-        end_actors(self._actors, patience_s)
-        self._actors, self._metadata = [], []
+        end_actors([member.actor for member in self.actors], patience_s)
+        self.actors = []
 
     def add_actors(self, num_actors: int) -> None:
-        """Create further actors, and wait until they have started."""
-        made = [self._class.remote(*self._args, **self._kwargs) for _ in range(num_actors)]
-        self._metadata += get([actor.__ray_call__.remote(_metadata_here) for actor in made])
-        self._actors += made
+        """Create further actors, and wait for their metadata if the class has `get_actor_metadata`."""
+        made = [self._remote_cls.remote(*self._args, **self._kwargs) for _ in range(num_actors)]
+        has_metadata = hasattr(self._remote_cls.__ray_actor_class__, "get_actor_metadata")
+        metadata = get([actor.get_actor_metadata.remote() for actor in made]) if has_metadata else [None] * len(made)
+        self.actors += [ActorWrapper(actor, known) for actor, known in zip(made, metadata, strict=True)]
 
     def remove_actors(self, actor_indexes: Collection[int]) -> None:
         """Remove actors from the group. An actor without another handle ends."""
-        keep = [index for index in range(len(self._actors)) if index not in actor_indexes]
-        self._actors = [self._actors[index] for index in keep]
-        self._metadata = [self._metadata[index] for index in keep]
+        self.actors = [member for index, member in enumerate(self.actors) if index not in actor_indexes]
 
     @property
-    def actors(self) -> list[ActorHandle]:
-        """Handles of the actors."""
-        return list(self._actors)
-
-    @property
-    def actor_metadata(self) -> list[ActorMetadata]:
-        """Locations of the actors."""
-        return list(self._metadata)
+    def actor_metadata(self) -> list[Any]:
+        """The metadata of the actors."""
+        return [member.metadata for member in self.actors]
 
     def __getattr__(self, name: str) -> ActorGroupMethod:
-        if name.startswith("_"):  # also while the group is being unpickled
+        if name.startswith("_") or name == "actors":  # also while the group is being unpickled
             raise AttributeError(name)
-        if not self._actors:
+        if not self.actors:
             raise RuntimeError("This ActorGroup has been shutdown. Please start it again.")
         return ActorGroupMethod(self, name)
 
-    def __getitem__(self, index: int) -> ActorHandle:
-        return self._actors[index]
+    def __getitem__(self, index: int) -> ActorWrapper:
+        return self.actors[index]
 
     def __len__(self) -> int:
-        return len(self._actors)
+        return len(self.actors)
 
 
 def end_actors(actors: Sequence[ActorHandle], timeout: float) -> None:

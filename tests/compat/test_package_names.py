@@ -91,5 +91,5 @@ def test_a_fromlist_with_a_name_that_is_not_there_imports_the_module(ray: Any, m
 def test_an_import_statement_says_why_a_name_is_missing(ray: Any) -> None:
     with pytest.raises(ImportError, match=r"hpcray does not have ray\.util\.queue\.dummy"):
         from ray.util.queue import dummy  # noqa: F401
-    with pytest.raises(ImportError, match=r"hpcray does not have ray\.java_function"):
-        from ray import java_function  # noqa: F401
+    with pytest.raises(ImportError, match=r"hpcray does not have ray\.cpp_function"):
+        from ray import cpp_function  # noqa: F401

@@ -267,19 +267,12 @@ class TestActorGroup:
         group = ActorGroup(Member, 2, num_cpus_per_actor=0, init_args=[10], init_kwargs={"step": 5})
         assert len(group) == 2
         assert ray.get(group.advance.remote()) == [15, 15]
-        assert ray.get(group[1].advance.remote(times=2)) == 25
+        assert ray.get(group[1].actor.advance.remote(times=2)) == 25
         assert ray.get(group.advance.remote()) == [20, 30]
         assert len(set(ray.get(group.pid.remote()))) == 2
         with pytest.raises(TypeError, match=r"\.remote\(\)"):
             group.advance()
         group.shutdown()
-
-    def test_actor_groups_have_the_metadata_of_their_actors(self):
-        group = ActorGroup(Member, 2, num_cpus_per_actor=0, init_args=[0])
-        node_ids = {node["NodeID"] for node in ray.nodes()}
-        assert {member.node_id for member in group.actor_metadata} <= node_ids
-        assert all(member.hostname and member.node_ip and not member.gpu_ids for member in group.actor_metadata)
-        group.shutdown(patience_s=0)
 
     def test_actor_groups_grow_shrink_and_shut_down(self):
         group = ActorGroup(Member, num_cpus_per_actor=0, init_args=[1])
@@ -292,7 +285,7 @@ class TestActorGroup:
         group.shutdown()
         assert len(group) == 0
         with pytest.raises(exceptions.RayActorError):
-            ray.get(second.pid.remote())
+            ray.get(second.actor.pid.remote())
         with pytest.raises(RuntimeError, match="start it again"):
             _ = group.advance
         group.start()

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn, TypeVar
 
-from hpcray.api.session import init, is_initialized
+from hpcray.api.session import AutoInit, init, is_initialized
 
 
 class RayAPIStub:
@@ -156,6 +155,24 @@ def _no_client(*_: Any, **__: Any) -> NoReturn:
 client_mode_convert_function = client_mode_convert_actor = _no_client
 
 
+def java_function(class_name: str, function_name: str) -> NoReturn:
+    """Refuse a function of Java.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(f"{class_name}.{function_name}: there are no workers in other languages")
+
+
+def java_actor_class(class_name: str) -> NoReturn:
+    """Refuse an actor class of Java.
+
+    Raises:
+        NotImplementedError: always.
+    """
+    raise NotImplementedError(f"{class_name}: there are no workers in other languages")
+
+
 # ------------------------------------------------------------ auto init hook
 # `ray._private.auto_init_hook`: `init()` at the first use.
 
@@ -163,12 +180,12 @@ client_mode_convert_function = client_mode_convert_actor = _no_client
 R = TypeVar("R")
 
 auto_init_lock = threading.Lock()
-enable_auto_connect = os.environ.get("RAY_ENABLE_AUTO_CONNECT", "") != "0"
+enable_auto_connect = AutoInit.enabled
 
 
 def auto_init_ray() -> None:
     """Call `init()` unless there is a session, or RAY_ENABLE_AUTO_CONNECT is 0."""
-    if enable_auto_connect and not is_initialized():
+    if AutoInit.enabled and not is_initialized():
         with auto_init_lock:
             if not is_initialized():
                 init()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +12,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from hpcray.api.placement_group import check_request
+from hpcray.api.placement_group import bundle_selectors, check_request, checked_bundles
 from hpcray.compat.names import rpdb as pdb
 from hpcray.compat.names.utils import PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME
+from hpcray.util.state import list_tasks
 
 __all__ = ["get_node_instance_id", "pdb"]
 
@@ -37,6 +39,16 @@ def validate_placement_group(
 ) -> None:
     """Raise ValueError if `placement_group()` would."""
     check_request(bundles, strategy, lifetime, _soft_target_node_id, bundle_label_selector, topology_strategy)
+
+
+def _validate_bundles(bundles: list[dict[str, float]]) -> None:
+    """Raise ValueError for what is no list of bundles."""
+    checked_bundles(bundles)
+
+
+def _validate_bundle_label_selector(bundle_label_selector: list[dict[str, str]]) -> None:
+    """Raise ValueError for what is no list of label selectors."""
+    bundle_selectors(bundle_label_selector, None)
 
 
 def _valid_resource_shape(resources: Mapping[str, float], bundle_specs: Sequence[Mapping[str, Any]]) -> bool:
@@ -175,3 +187,99 @@ def from_pandas_refs(dfs: Any, *_: Any, **__: Any) -> NoReturn:
 
 def get_session() -> None:
     """Return None, as Ray does outside of Train workers."""
+
+
+# ------------------------------------------------------------ state checks
+# `ray._private.state_api_test_utils`: checks of the state API, for tests of programs.
+
+
+_CHECK_TIMEOUT, _SAMPLES, _CHECK_PERIOD = 30.0, 10, 0.1  # seconds, calls, seconds
+
+
+def invoke_state_api(
+    verify_cb: Callable[[Any], bool],
+    state_api_fn: Callable[..., Any],
+    state_stats: Any = None,
+    key_suffix: str | None = None,
+    print_result: bool | None = False,
+    err_msg: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a function of the state API once and check what it returns.
+
+    Args:
+        verify_cb: gets the result, and returns True if it is right.
+        state_api_fn, kwargs: the function and its arguments.
+        state_stats, key_suffix: without effect.
+        print_result: print the result.
+        err_msg: a part of the error's text.
+
+    Returns:
+        The result.
+
+    Raises:
+        AssertionError: the result is wrong, or the function has raised an exception.
+    """
+    try:
+        result = state_api_fn(**{"timeout": 600, **kwargs, "raise_on_missing_output": False})
+    except Exception as error:
+        raise AssertionError(f"{state_api_fn.__name__}({kwargs}) failed: {error!r}") from error
+    if print_result:
+        print(result)
+    if not verify_cb(result):
+        raise AssertionError(f"{state_api_fn.__name__}({kwargs}): {len(result)} rows: {err_msg}")
+    return result
+
+
+def invoke_state_api_n(*args: Any, **kwargs: Any) -> None:
+    """Call `invoke_state_api` until it succeeds ten times in a row.
+
+    Raises:
+        AssertionError: it did not within 30 s.
+    """
+    _await(lambda: [invoke_state_api(*args, **kwargs) for _ in range(_SAMPLES)], _CHECK_TIMEOUT)
+
+
+def verify_failed_task(name: str, error_type: str, error_message: str | list[str] | None = None) -> bool:
+    """Check that the only task of a name has failed with a type of error, and with some texts in its message.
+
+    Raises:
+        AssertionError: that is not so.
+    """
+    (task,) = _tasks(name, 1)
+    found = (task["state"], task["error_type"])
+    if found != ("FAILED", error_type):
+        raise AssertionError(f"{name} is {found}")
+    for text in [error_message] if isinstance(error_message, str) else error_message or ():
+        if text not in (task.get("error_message") or ""):
+            raise AssertionError(f"{text!r} is not in {task.get('error_message')!r}")
+    return True
+
+
+def wait_for_task_states(name_to_state: Mapping[str, str], timeout: float = 30) -> None:
+    """Wait until each of these names is one of exactly one task in this state.
+
+    Raises:
+        AssertionError: that was not so within `timeout` seconds.
+    """
+    _await(lambda: [_tasks(name, 1, ("state", "=", state)) for name, state in name_to_state.items()], timeout)
+
+
+def _tasks(name: str, number: int, *filters: tuple[str, str, str]) -> list[Any]:
+    tasks = list_tasks(filters=[("name", "=", name), *filters], detail=True)
+    if len(tasks) != number:
+        raise AssertionError(f"{len(tasks)} tasks {name} {filters}, and not {number}")
+    return tasks
+
+
+def _await(check: Callable[[], object], timeout: float) -> None:
+    """Repeat a check until it raises no AssertionError."""
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            check()
+            return
+        except AssertionError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_CHECK_PERIOD)

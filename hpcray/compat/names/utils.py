@@ -11,12 +11,14 @@ import io
 import os
 import random
 import re
+import signal
 import socket
 import string
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from hpcray.api.options import requested_amounts
@@ -342,3 +344,46 @@ def get_address_and_port() -> tuple[str, int]:
 def find_gcs_addresses() -> set[str]:
     """Return no address: no process of a job listens on a port."""
     return set()
+
+
+class DeferSigint:
+    """Context manager in whose block SIGINT waits: its handler is called at the end, once.
+
+    The handler is the last one that the block has set for SIGINT with `signal.signal`, else the one of before.
+
+    Raises:
+        ValueError: not in the main thread, where alone Python calls handlers.
+    """
+
+    def __init__(self) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError("DeferSigint is for the main thread; hint: DeferSigint.create_if_main_thread()")
+        self._came: tuple[int, FrameType | None] | None = None
+        self._handler: Any = None
+        self._set = signal.signal
+
+    @classmethod
+    def create_if_main_thread(cls) -> contextlib.AbstractContextManager[Any]:
+        """Return a `DeferSigint` in the main thread, and a context manager without an effect in others."""
+        return cls() if threading.current_thread() is threading.main_thread() else contextlib.nullcontext()
+
+    def __enter__(self) -> DeferSigint:
+        self._set, self._handler = signal.signal, signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, self._defer)
+        signal.signal = self._note  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal = self._set
+        signal.signal(signal.SIGINT, self._handler)
+        if self._came is not None and callable(self._handler):
+            self._handler(*self._came)
+
+    def _defer(self, number: int, frame: FrameType | None) -> None:
+        self._came = number, frame
+
+    def _note(self, number: int, handler: Any) -> Any:
+        if number != signal.SIGINT:
+            return self._set(number, handler)
+        before, self._handler = self._handler, handler
+        return before

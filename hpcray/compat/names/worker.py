@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle as pickle  # programs read it here
+
 from hpcray.api.objects import wait
 from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import ClientContext, post_init_hooks, require_session
@@ -128,6 +130,7 @@ __all__ = [
     "_wait_generators_bulk",
     "global_worker",
     "logger",
+    "pickle",
     "print_to_stdstream",
     "print_worker_logs",
 ]

@@ -120,6 +120,12 @@ class Lineage:
                     self.remembered[oid] += 1
         kept.live.update(returns)
 
+    def forbid(self, task: bytes) -> None:
+        """Have a finished task not run again: it was cancelled, and nothing of it is to be waited for."""
+        kept = self.kept.get(task)
+        if kept is not None:
+            kept.task.cancelled = True
+
     def trim(self) -> None:
         """Forget the oldest tasks, until the rest is within the limit."""
         while self.used > self.limit:

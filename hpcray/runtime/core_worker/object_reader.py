@@ -161,7 +161,7 @@ class ObjectReader:
                 ]
             except KeyError as unknown:
                 raise unknown_ref(unknown.args[0]) from None
-            if missing:
+            if missing and not (len(missing) < len(oids) and self._has_error(oids)):
                 pins = self._table.pins
                 pins.begin_read(oids)
                 try:
@@ -182,6 +182,11 @@ class ObjectReader:
         if len(values) < len(found):
             return self.get(refs, timeout)  # what was refused to us was requested again by another thread
         return values
+
+    def _has_error(self, oids: Sequence[bytes]) -> bool:
+        """True where one of these objects is an error already: then nothing is waited for (lock held)."""
+        entries = self._table.entries
+        return any((entry := entries[oid]).state == INLINE and entry.value[-1] == ERROR for oid in oids)
 
     def _found(self, oids: Sequence[bytes]) -> list[Any]:
         """The blobs of these objects: in a message, a view of the store, or a file to be read; None: it is not there

@@ -14,7 +14,7 @@ from hpcray.common.exceptions import TaskUnschedulableError
 from hpcray.common.ids import FIRST_RETURN, TASK_BYTES, node_of, owner_of, raylet_of, return_index, show_proc
 from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.lease_manager import ArgumentPrefetcher, LeaseManager, LocalityLeasePolicy
-from hpcray.core.core_worker.object_table import INLINE, PENDING, Waiter
+from hpcray.core.core_worker.object_table import INLINE, PENDING, STORED, Waiter
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor, PendingTask, SchedulingClass
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
@@ -510,12 +510,15 @@ class TaskCancellation:
             self._engine.flush()
 
     def cancel_object(self, object_id: bytes, force: bool, recursive: bool) -> None:
-        """Cancel, or ask the owner to (lock held)."""
+        """Cancel, or ask the owner to (lock held). A task that has ended will not make a lost value again."""
         entry = self._table.entries.get(object_id)
-        if entry is None or entry.state != PENDING:
+        if entry is None:
             return
         if object_id[:8] != self._context.me:
-            self._engine.send(owner_of(object_id), m.CancelRef(object_id, force, recursive))
+            if entry.state in (PENDING, STORED):
+                self._engine.send(owner_of(object_id), m.CancelRef(object_id, force, recursive))
+        elif entry.state != PENDING:
+            self._table.lineage.forbid(object_id[:TASK_BYTES])
         elif (task := self._table.packed.task_of(object_id)) is not None:
             self._task(task, force and task.fn is not None, recursive)
 

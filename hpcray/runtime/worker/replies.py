@@ -167,12 +167,8 @@ class Replies:
         kind = type(error)  # not isinstance: that asks the exception for its class, which may raise
         if issubclass(kind, (KeyboardInterrupt, asyncio.CancelledError)) and task in self._worker.cancelled:
             cancelled = TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran")
-            if issubclass(kind, KeyboardInterrupt):
-                self._worker.cancelled.discard(task)
-                error = cancelled
-            else:
-                cancelled.__context__ = error  # the text says where the coroutine was, as in Ray
-                error = self._task_error(cancelled, name, actor, task)
+            cancelled.__context__ = error  # the text says where it was, as in Ray
+            error = self._task_error(cancelled, name, actor, task)
         elif issubclass(kind, KeyboardInterrupt):  # the program has interrupted itself: as in Ray, it looks like this
             cancelled = TaskCancelledError(TaskID(task), f"{name} was interrupted while it ran")
             cancelled.__context__ = error

@@ -99,6 +99,25 @@ class CancellationTracker(set[bytes]):
 
     _interrupts = 0
     _last = 0.0
+    _raised = 0
+
+    def raise_early(self) -> None:
+        """Raise the interrupt of the running task, which was cancelled, before its signal comes.
+
+        Raises:
+            KeyboardInterrupt: unless it was raised already.
+        """
+        if self._interrupts > self._raised:
+            self._raised += 1
+            raise KeyboardInterrupt
+
+    def was_raised(self) -> bool:
+        """Return True if the interrupt whose signal has come was raised before."""
+        if not self._raised:
+            return False
+        self._raised -= 1
+        self._interrupts -= 1
+        return True
 
     def expect_interrupt(self) -> None:
         """Count the interrupt of a task that is sent now."""
@@ -107,7 +126,7 @@ class CancellationTracker(set[bytes]):
     def take_interrupt(self) -> bool:
         """Return True if an interrupt that has come may be one of those: its task may have ended meanwhile."""
         if not self._interrupts or monotonic() - self._last > _LATE_INTERRUPT:
-            self._interrupts = 0
+            self._interrupts = self._raised = 0
             return False
         self._interrupts -= 1
         return True
@@ -394,6 +413,8 @@ class TaskExecutor:
         """
         asleep = threading.get_ident() in self.engine.asleep
         if self.actor is None:
+            if self.cancelled.was_raised():
+                return
             cancelled = self._interruptible and self.running in self.cancelled
             if not cancelled and (self.cancelled.take_interrupt() or not self._interruptible):
                 return
@@ -519,15 +540,17 @@ class TaskExecutor:
         name = ""
         try:
             self._interruptible = True
-            if self.cancelled and msg.task in self.cancelled:
-                raise KeyboardInterrupt  # since it left the queue
             found = self._functions.get(msg.fn) or self._load(msg.fn)
             name, function = found
             local["name"] = name
             if msg.args == NO_ARGS:
+                if self.cancelled and msg.task in self.cancelled:
+                    raise KeyboardInterrupt  # since it left the queue
                 value = function()
             else:
                 args, kwargs = self.arguments(msg.args, msg.inline, msg.refs)
+                if self.cancelled and msg.task in self.cancelled:
+                    raise KeyboardInterrupt  # since it left the queue; code of the user's has unpickled the arguments
                 value = function(*args, **kwargs)
                 del args, kwargs
             if msg.num_returns < 0:
@@ -631,7 +654,18 @@ class TaskExecutor:
     # ------------------------------------------------------------ blocking
 
     def block(self, waiter: Waiter, deadline: float | None) -> bool:
-        """Wait inside a task; if it takes long (or what we wait for needs a CPU), lend ours meanwhile."""
+        """Wait inside a task; if it takes long (or what we wait for needs a CPU), lend ours meanwhile.
+
+        Raises:
+            KeyboardInterrupt: the task was cancelled meanwhile.
+        """
+        done = self._block(waiter, deadline)
+        # What is awaited may come before the signal of the cancellation does, and end the task.
+        if self._interruptible and self.running in self.cancelled and _in_main_thread():
+            self.cancelled.raise_early()
+        return done
+
+    def _block(self, waiter: Waiter, deadline: float | None) -> bool:
         engine = self.engine
         if self.environment.since:  # no task has started: there is nothing to lend or to give back
             return engine.wait(waiter, deadline)
@@ -681,8 +715,13 @@ class TaskExecutor:
         """
         local, actor = self.process.local, self.actor
         this = local.task
-        main = threading.current_thread() is threading.main_thread()
-        if not main or actor is None or not actor.runs_one_at_a_time or this is None or local.loading is None:
+        if (
+            not _in_main_thread()
+            or actor is None
+            or not actor.runs_one_at_a_time
+            or this is None
+            or local.loading is None
+        ):
             return False
         ran = False
         while (item := self._take_earlier(wanted, this.task)) is not None:
@@ -857,6 +896,10 @@ def _send_again(signum: int) -> None:
     again = threading.Timer(_RESEND_DELAY, signal.pthread_kill, (threading.get_ident(), signum))
     again.daemon = True
     again.start()
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 _CALLS_USERS = {

@@ -4,6 +4,7 @@ from ray._private import auto_init_hook as auto_init_hook
 from ray._private import accelerators as accelerators
 from ray._private import client_mode_hook as client_mode_hook
 from ray._private import gc_collect_manager as gc_collect_manager
+from ray._private import gcs_utils as gcs_utils
 from ray._private import internal_api as internal_api
 from ray._private import log as log
 from ray._private import ray_constants as ray_constants
@@ -12,5 +13,6 @@ from ray._private import runtime_env as runtime_env
 from ray._private import serialization as serialization
 from ray._private import services as services
 from ray._private import state as state
+from ray._private import state_api_test_utils as state_api_test_utils
 from ray._private import utils as utils
 from ray._private import worker as worker

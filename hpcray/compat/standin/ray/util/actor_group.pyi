@@ -3,3 +3,4 @@
 from hpcray.util.actor_pool import ActorGroup as ActorGroup
 from hpcray.util.actor_pool import ActorGroupMethod as ActorGroupMethod
 from hpcray.util.actor_pool import ActorMetadata as ActorMetadata
+from hpcray.util.actor_pool import ActorWrapper as ActorWrapper
