@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -189,7 +189,7 @@ class Membership:
             ) from None
         if isinstance(values, str):
             raise RuntimeError(values)
-        return values
+        return cast("list[Any]", values)
 
     def await_others(self, what: str, ref: Any, late: Callable[[], list[int]]) -> Any:
         """Return the value of a ref that other ranks make ready. Ranks that have died are not waited for.
