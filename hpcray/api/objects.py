@@ -86,6 +86,10 @@ def get(
     process = current.process or require_session()
     if timeout is not None or _use_object_store:
         if timeout == -1:
+            if _of_compiled_graph(object_refs):  # to it, no timeout means its default one
+                return cast(Any, object_refs).get(-1)
+            if isinstance(object_refs, list) and any(map(_of_compiled_graph, object_refs)):
+                return _get_of_compiled_graph(object_refs, -1)
             timeout = None
         if not process.local.reading:
             return _get_with(process, object_refs, timeout, _use_object_store)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-RUNNING, LOCK, TIMED, CHILD, READ, POLL, SIGNAL, ACCEPT, FILE_LOCK, OTHER, HIDDEN = (
-    "running", "lock", "timed", "child", "read", "poll", "signal", "accept", "file lock", "other", "hidden",
+RUNNING, LOCK, TIMED, CHILD, READ, POLL, SIGNAL, ACCEPT, FILE_LOCK, MESSAGE, OTHER, HIDDEN = (
+    "running", "lock", "timed", "child", "read", "poll", "signal", "accept", "file lock", "message", "other", "hidden",
 )  # fmt: skip
 """Kinds of waits: it runs, or waits for a lock, for a time, a child process, bytes of one descriptor, events of
-several, a signal, a connection, a lock of a file; another system call; the kernel hides it."""
+several, a signal, a connection, a lock of a file, a message of the job; another system call; the kernel hides it."""
 
 
 class KernelWait(Struct, frozen=True):

@@ -7,6 +7,7 @@ its frame say for what. A look costs a stack walk per thread, and is made only w
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -18,7 +19,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from hpcray.diagnostics.process_activity import kernel_wait
-from hpcray.diagnostics.wait_kinds import OTHER, KernelWait
+from hpcray.diagnostics.wait_kinds import MESSAGE, OTHER, TIMED, KernelWait
 from hpcray.hangs.messages import (
     COROUTINE,
     DEBUGGER,
@@ -34,12 +35,16 @@ from hpcray.hangs.messages import (
 from hpcray.platform.stacks import after_fork, frames_of, is_users, part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.generators import ObjectRefGenerator
+from hpcray.runtime.core_worker.io_engine import IoEngine
 from hpcray.runtime.core_worker.object_reader import ObjectReader
 from hpcray.runtime.core_worker.object_refs import awaited_object
 from hpcray.runtime.core_worker.wait_manager import WaitManager
 from hpcray.runtime.worker.concurrency_groups import AsyncioCallRunner
 
 _GET, _WAIT = ObjectReader._await_local.__code__, WaitManager._wait.__code__
+_NEXT = ObjectRefGenerator.__next__.__code__
+_ENGINE = IoEngine.wait.__code__
 _POOL_THREAD = futures_thread._worker.__code__
 _TIMER = threading.Timer.run.__code__
 _MONITORS = (os.sep + os.path.join("tqdm", "_monitor.py"),)
@@ -105,7 +110,7 @@ class _Look:
         call = self._call_of(ident)
         place = _place(frames)
         users = any(map(is_users, after_fork(frames_of(frame))))
-        blocked = next((one for one in frames if one.f_code in (_GET, _WAIT)), None)
+        blocked = next((one for one in frames if one.f_code in (_GET, _WAIT, _NEXT)), None)
         loop = next((one.f_locals.get("self") for one in frames if one.f_code in _LOOPS), None)
         self.loop_is_blocked = self.loop_is_blocked or (loop is not None and blocked is not None)
         current_call = self._coroutines_of(loop, ident if blocked is not None else 0)
@@ -117,17 +122,23 @@ class _Look:
         elif loop is not None and frames[0].f_code.co_filename.endswith(_SELECTORS):
             pass  # its coroutines were looked at
         elif (users and not _is_monitor(frames)) or call is not None or self._acts(frames):
-            thread = self._threads.get(ident)
-            native = (thread.native_id or 0) if thread is not None else 0
-            if thread is threading.main_thread():
-                native = os.getpid()  # of a worker, which was forked, Python knows that of its parent
-            seen = kernel_wait(os.getpid(), native) if self._kernel else KernelWait(OTHER)
+            engine = next((number for number, one in enumerate(frames) if one.f_code is _ENGINE), -1)
+            if engine >= 0:
+                place = _place(frames[engine + 1 :])  # it may be this thread that looks, out of its wait
+            seen = _message_wait(frames[engine]) if engine >= 0 else self._kernel_wait(ident)
             self.others.append(
                 ThreadLook(seen.kind, seen.target, seen.descriptor, seen.switches, what_of(frames), place)
             )
         if call is not None:
             call.place = place
             self.calls.append(call)
+
+    def _kernel_wait(self, ident: int) -> KernelWait:
+        thread = self._threads.get(ident)
+        native = (thread.native_id or 0) if thread is not None else 0
+        if thread is threading.main_thread():
+            native = os.getpid()  # of a worker, which was forked, Python knows that of its parent
+        return kernel_wait(os.getpid(), native) if self._kernel else KernelWait(OTHER)
 
     def _call_of(self, ident: int) -> CallLook | None:
         local = self._worker.thread_locals.get(ident) if self._worker is not None else None
@@ -139,6 +150,10 @@ class _Look:
 
     def _wait(self, frame: FrameType, ident: int, call: bytes, place: str) -> WaitLook:
         local, entries = frame.f_locals, self._process.table.entries
+        if frame.f_code is _NEXT:
+            item = local.get("oid", b"")
+            missing = [item] if item in entries and not entries[item].available else []
+            return WaitLook(ident, len(missing), missing, -1.0, call, place)
         limit = local.get("timeout")
         timeout = -1.0 if limit is None else max(0.0, float(limit))
         oids = local.get("oids") or ()
@@ -211,6 +226,11 @@ class _Look:
         ours = any(part_of_hpcray(frame.f_code.co_filename) for frame in frames)
         pool = frames[0].f_code is _POOL_THREAD
         return not (ours or pool) or any(frame.f_code is _TIMER for frame in frames)
+
+
+def _message_wait(frame: FrameType) -> KernelWait:
+    """Return the wait of `IoEngine.wait`: a message of the job ends it, or a time."""
+    return KernelWait(MESSAGE if frame.f_locals.get("deadline") in (None, math.inf) else TIMED)
 
 
 def what_of(frames: list[FrameType]) -> str:

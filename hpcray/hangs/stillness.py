@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from hpcray.diagnostics.wait_kinds import CHILD, LOCK, POLL, READ, TIMED, KernelWait, ProcessWait
+from hpcray.diagnostics.wait_kinds import CHILD, LOCK, MESSAGE, POLL, READ, TIMED, KernelWait, ProcessWait
 from hpcray.hangs.messages import COROUTINE, DEBUGGER, LOOP, OUTSIDE, SUBPROCESS, ProcessLook, ThreadLook
 from hpcray.hangs.wait_for_graph import Circle, name_of
 
@@ -173,7 +173,7 @@ def _thread_reason(look: ProcessLook, thread: ThreadLook, same: bool) -> str:
         return "" if thread.what == LOOP else "waits for events of descriptors"
     if thread.kind == READ:
         return _read_reason(thread.target, thread.descriptor)
-    return "" if thread.kind in (LOCK, CHILD) else f"is in a wait of kind {thread.kind}"
+    return "" if thread.kind in (LOCK, CHILD, MESSAGE) else f"is in a wait of kind {thread.kind}"
 
 
 def _read_reason(target: str, descriptor: int) -> str:

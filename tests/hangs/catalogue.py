@@ -8,6 +8,8 @@ Each program prints `MARK` when its last useful step is over. Its docstring is i
     names: a text that the report names
     run: options of hpcray-launch beside -n 1 (may be missing)
     path: a directory of modules for it (may be missing)
+    start: python, where the program starts its job itself (may be missing)
+    needs: packages (may be missing)
 """
 
 from __future__ import annotations
@@ -72,7 +74,11 @@ def run(program: Program, seconds: float, longest: float, environ: dict[str, str
     if place := program.fields.get("path"):
         environ = {**(environ or os.environ)}
         environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HERE / place), environ.get("PYTHONPATH")]))
-    words = ["-m", "hpcray.cli.launch", "-n", "1", *options, "--end-hangs", f"{seconds:g}", str(program.path)]
+    if program.fields.get("start") == "python":
+        environ = {**(environ or os.environ), "HPCRAY_END_HANGS": f"{seconds:g}"}
+        words = [str(program.path)]
+    else:
+        words = ["-m", "hpcray.cli.launch", "-n", "1", *options, "--end-hangs", f"{seconds:g}", str(program.path)]
     child = subprocess.Popen(
         [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environ, start_new_session=True,

@@ -273,6 +273,15 @@ def test_a_get_that_takes_too_long_raises(compiled):
     assert ray.get(ref, timeout=-1) == 1.5
 
 
+def test_a_get_with_a_timeout_of_minus_one_waits_longer_than_the_default(compiled, monkeypatch):
+    monkeypatch.setattr(DAGContext.get_current(), "get_timeout", 0.2)
+    a = Adder.remote()
+    with InputNode() as inp:
+        graph = compiled(a.sleep.bind(inp))
+    assert ray.get(graph.execute(1.0), timeout=-1) == 1.0
+    assert ray.get([graph.execute(1.0)], timeout=-1) == [1.0]
+
+
 def test_large_arrays_are_not_copied_and_stay(compiled):
     a, b = Adder.remote(), Adder.remote()
     with InputNode() as inp:

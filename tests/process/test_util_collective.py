@@ -235,3 +235,22 @@ class TestMistakes:
             ray.get(actor.join.remote(2, 0, "alone", 300))
         with pytest.raises(RuntimeError, match="rank 0 of the collective group 'headless' did not join"):
             ray.get(actor.join.remote(2, 1, "headless", 300))
+
+    @pytest.mark.parametrize("operation", ["barrier", "recv"])
+    def test_a_rank_that_has_died_is_not_waited_for(self, operation):
+        ranks = [Rank.remote() for _ in range(3)]
+        ray.get([actor.join.remote(3, i, operation, 3_600_000) for i, actor in enumerate(ranks)])
+
+        def work(operation):
+            if operation == "barrier":
+                col.barrier(operation)
+            else:
+                col.recv(np.zeros(1), 2, operation)
+
+        waiting = [actor.run.remote(work, operation) for actor in ranks[:2]]
+        ray.kill(ranks[2])
+        for ref in waiting:
+            with pytest.raises(
+                RuntimeError, match=rf"{operation} of the collective group '{operation}': of its 3 ranks"
+            ):
+                ray.get(ref, timeout=60)

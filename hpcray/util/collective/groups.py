@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 import uuid
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from hpcray.api.actor import get_actor
 from hpcray.api.decorator import remote
 from hpcray.api.objects import get, put
+from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import GetTimeoutError, RayActorError
 from hpcray.protocol.serialization import has_buffers
@@ -23,6 +25,7 @@ _INLINE_LIMIT = 1 << 15  # bytes; larger arrays go through the object store
 _NAMESPACE = "hpcray.util.collective"
 _KEY_POLL_INTERVAL = 0.01  # seconds
 _ACTOR_POLL_INTERVAL = 0.1  # seconds
+_FIRST_LOOK, _LONGEST_LOOK = 1.0, 8.0  # seconds of waiting until the other ranks are looked at, and between such looks
 
 
 class ReduceOp(Enum):
@@ -53,26 +56,34 @@ class Rendezvous:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._joined: set[int] = set()
+        self._members: dict[int, bytes] = {}
+        self._problem = ""
         self._rounds: dict[Any, dict[int, Any]] = {}
         self._full: dict[Any, asyncio.Event] = {}
         self._left: dict[Any, int] = {}
         self._mail: dict[Any, asyncio.Queue[Any]] = {}
 
-    async def join(self, rank: int) -> bool:
-        """Register a rank. Returns False for a rank that is registered: it found the rendezvous of an earlier group."""
-        new = rank not in self._joined
-        self._joined.add(rank)
+    async def join(self, rank: int, process: bytes) -> bool:
+        """Register a rank. Returns False for a rank that is registered: it found the rendezvous of an earlier group.
+
+        Args:
+            process: the id of the actor's process; b"" for a rank that is no actor.
+        """
+        new = rank not in self._members
+        self._members.setdefault(rank, process)
         return new
 
-    async def exchange(self, key: Any, rank: int, value: Any) -> list[Any]:
-        """Contribute a value to a round. Returns the values of all ranks, by rank, when all have contributed."""
+    async def exchange(self, key: Any, rank: int, value: Any) -> list[Any] | str:
+        """Contribute a value to a round. Returns the values of all ranks, by rank, when all have contributed; the
+        reason why they never will, once `fail` was called."""
         values = self._rounds.setdefault(key, {})
         full = self._full.setdefault(key, asyncio.Event())
         values[rank] = value
-        if len(values) == self._size:
+        if len(values) == self._size or self._problem:
             full.set()
         await full.wait()
+        if len(values) < self._size:
+            return self._problem
         result = [values[each] for each in range(self._size)]
         self._left[key] = self._left.get(key, 0) + 1
         if self._left[key] == self._size:
@@ -83,6 +94,16 @@ class Rendezvous:
     async def missing(self, key: Any) -> list[int]:
         """Return the ranks that have not contributed to a round."""
         return [rank for rank in range(self._size) if rank not in self._rounds.get(key, {})]
+
+    async def processes(self, ranks: list[int]) -> dict[int, bytes]:
+        """Return the processes of ranks, as far as `join` was told one."""
+        return {rank: process for rank in ranks if (process := self._members.get(rank))}
+
+    async def fail(self, problem: str) -> None:
+        """Rounds that are not complete never will be."""
+        self._problem = problem
+        for full in self._full.values():
+            full.set()
 
     async def post(self, key: Any, value: Any) -> None:
         """Store a value for one rank."""
@@ -119,7 +140,7 @@ class Membership:
         name = f"{self.name}-{uuid.uuid4().hex}"
         cls = remote(num_cpus=0, name=name, namespace=_NAMESPACE, max_concurrency=10_000)(Rendezvous)
         rendezvous = cls.remote(self.world_size)
-        get(rendezvous.join.remote(0))
+        get(rendezvous.join.remote(0, _own_process()))
         require_session().gcs.call("kv_put", self._key(), name.encode(), True, _NAMESPACE)
         return rendezvous
 
@@ -130,7 +151,7 @@ class Membership:
             if name is not None:
                 try:
                     rendezvous = get_actor(name.decode(), _NAMESPACE)
-                    if get(rendezvous.join.remote(self.rank)):
+                    if get(rendezvous.join.remote(self.rank, _own_process())):
                         return rendezvous
                 except (ValueError, RayActorError):
                     pass  # the actor of an earlier group of this name
@@ -152,7 +173,9 @@ class Membership:
         self._rounds += 1
         key = what, self._rounds
         try:
-            values: list[Any] = get(self.rendezvous.exchange.remote(key, self.rank, value), timeout=self.timeout)
+            values = self.await_others(
+                what, self.rendezvous.exchange.remote(key, self.rank, value), lambda: self._late(key)
+            )
         except GetTimeoutError:
             late = get(self.rendezvous.missing.remote(key))
             raise RuntimeError(
@@ -164,7 +187,44 @@ class Membership:
             raise RuntimeError(
                 f"{what}: the collective group {self.name!r} has ended, rank 0 has left it ({error})"
             ) from None
-        return values
+        if isinstance(values, str):
+            raise RuntimeError(values)
+        return cast("list[Any]", values)
+
+    def await_others(self, what: str, ref: Any, late: Callable[[], list[int]]) -> Any:
+        """Return the value of a ref that other ranks make ready. Ranks that have died are not waited for.
+
+        Args:
+            what: the operation. late: returns the ranks that are missing, as far as this one should look at them.
+
+        Raises:
+            GetTimeoutError: it did not come within `timeout`. RuntimeError: a rank that is missing has died.
+        """
+        deadline, pause = time.monotonic() + self.timeout, _FIRST_LOOK
+        while (left := deadline - time.monotonic()) > pause:
+            with contextlib.suppress(GetTimeoutError):
+                return get(ref, timeout=pause)
+            self._look_at(what, late())
+            pause = min(2 * pause, _LONGEST_LOOK)
+        return get(ref, timeout=max(0.0, left))
+
+    def _late(self, key: Any) -> list[int]:
+        """Return the ranks that are missing; []: another rank looks, one for all of them."""
+        late: list[int] = get(self.rendezvous.missing.remote(key))
+        return late if self.rank == min(set(range(self.world_size)) - set(late), default=None) else []
+
+    def _look_at(self, what: str, ranks: list[int]) -> None:
+        processes = get(self.rendezvous.processes.remote(ranks)) if ranks else {}
+        if not processes:
+            return
+        alive = {row["worker"] for row in require_session().gcs.call("actors") if row["state"] == "ALIVE"}
+        if dead := [rank for rank, process in processes.items() if process not in alive]:
+            problem = (
+                f"{what} of the collective group {self.name!r}: of its {self.world_size} ranks {dead} have died; hint: "
+                "destroy_collective_group, then init_collective_group with new ones"
+            )
+            get(self.rendezvous.fail.remote(problem))
+            raise RuntimeError(problem)
 
 
 class StoreGroup:
@@ -251,9 +311,8 @@ class StoreGroup:
     def recv(self, tensor: Any, source: int) -> None:
         """Receive the next tensor that `source` sent to this rank."""
         try:
-            message = get(
-                self._members.rendezvous.take.remote(self._mail_key(source, self.rank)), timeout=self._timeout
-            )
+            taken = self._members.rendezvous.take.remote(self._mail_key(source, self.rank))
+            message = self._members.await_others("recv", taken, lambda: [source])
             values = _from_message(message)
         except GetTimeoutError:
             raise RuntimeError(
@@ -269,6 +328,11 @@ class StoreGroup:
     def _mail_key(self, source: int, to: int) -> tuple[str, int, int, int]:
         number = self._mail_counts[source, to] = self._mail_counts.get((source, to), 0) + 1
         return "mail", source, to, number
+
+
+def _own_process() -> bytes:
+    """Return the id of this process if it is an actor, whose death the head knows; else b""."""
+    return require_session().me if get_runtime_context().get_actor_id() else b""
 
 
 def _to_message(array: Any) -> Any:
