@@ -120,7 +120,7 @@ _INPUTS: dict[str, _Parts] = {
             "mark_node_dead node_died replicate on_add_location",
         ),
         "copies": (KeptCopies, "hand_over keep keep_error written node_left found node_died"),
-        "lineage": (Lineage, "run_begun expect run_made take_expected run_ended trim"),
+        "lineage": (Lineage, "run_begun expect run_made take_expected run_ended forbid trim"),
         "replicas": (Replication, "take_failure"),
     },
 }

@@ -88,7 +88,7 @@ class ClusterStatus:
     ended: list[EndedNode] = field(default_factory=list)
 
 
-class Asker(Protocol):
+class ClusterAsker(Protocol):
     """The way to a cluster."""
 
     def call(self, method: str) -> Any:
@@ -113,7 +113,7 @@ class JobAsker:
         self._session_dir = session_dir
 
     def call(self, method: str) -> Any:
-        """See `Asker`."""
+        """See `ClusterAsker`."""
         question = GcsCall(REQUEST, method, msgspec.msgpack.encode([]))
         reply = self._ask([(HEAD, question)], _TIMEOUT).get(REQUEST)
         if reply is None:
@@ -123,7 +123,7 @@ class JobAsker:
         return msgspec.msgpack.decode(reply.value)
 
     def cores(self, raylets: Iterable[bytes]) -> dict[bytes, Any]:
-        """See `Asker`."""
+        """See `ClusterAsker`."""
         asked = list(raylets)
         packed = msgspec.msgpack.encode([])
         questions = [(raylet, Introspect(REQUEST + i, "core", packed)) for i, raylet in enumerate(asked)]
@@ -152,17 +152,17 @@ class ProcessAsker:
         self._process = process
 
     def call(self, method: str) -> Any:
-        """See `Asker`."""
+        """See `ClusterAsker`."""
         return self._process.gcs.call(method)
 
     def cores(self, raylets: Iterable[bytes]) -> dict[bytes, Any]:
-        """See `Asker`."""
+        """See `ClusterAsker`."""
         from hpcray.diagnostics.cluster_query import ClusterQuery  # a command needs none of it
 
         return ClusterQuery(self._process, _PATIENCE).ask(raylets, "core")
 
 
-def cluster_status(asker: Asker) -> ClusterStatus:
+def cluster_status(asker: ClusterAsker) -> ClusterStatus:
     """Return the state of a cluster.
 
     Raises:

@@ -187,7 +187,10 @@ for node in (other, here):
         ray.get(kept, timeout=20)
     except ray.exceptions.RayError as error:
         print(type(error).__name__)
-    os.kill(child, signal.SIGKILL)
+    try:
+        os.kill(child, signal.SIGKILL)
+    except ProcessLookupError:  # hpcray was faster
+        pass
 """
 )
 

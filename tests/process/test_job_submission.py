@@ -260,10 +260,10 @@ def test_a_list_of_many_jobs_asks_the_cluster_as_often_as_one_of_few(client, mon
 def test_who_follows_a_log_joins_the_cluster_once(client):
     job = client.submit_job(entrypoint="for i in 1 2 3 4; do echo line $i; sleep 0.5; done")
     code = """
-import asyncio, hpcray.state
+import asyncio, hpcray.runtime.core_worker.core_worker as core_worker
 from hpcray.job_submission import JobSubmissionClient
-connect, count = hpcray.state.connect, []
-hpcray.state.connect = lambda *args: count.append(1) or connect(*args)
+connect, count = core_worker.connect, []
+core_worker.connect = lambda *args: count.append(1) or connect(*args)
 
 async def follow():
     return "".join([text async for text in JobSubmissionClient().tail_job_logs(%r)])

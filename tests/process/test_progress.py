@@ -155,7 +155,7 @@ def test_the_bar_moves_on_a_terminal_beside_lines_and_bars_of_workers(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(BAR)
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with Terminal([sys.executable, str(program), "20"], environ, width=100) as terminal:
+    with Terminal([sys.executable, str(program), "20"], environ, width=100, height=50) as terminal:
         terminal.shows("outer", "%|")
         assert terminal.ends() == 0
         text = terminal.text

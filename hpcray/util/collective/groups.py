@@ -96,7 +96,7 @@ class Rendezvous:
         return [rank for rank in range(self._size) if rank not in self._rounds.get(key, {})]
 
     async def processes(self, ranks: list[int]) -> dict[int, bytes]:
-        """Return the processes of ranks, as far as `join` was told one."""
+        """Return the processes of ranks, as far as `join` was given one."""
         return {rank: process for rank in ranks if (process := self._members.get(rank))}
 
     async def fail(self, problem: str) -> None:
