@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import io
 import itertools
+import os
+import pickle
+import tempfile
 import uuid
 import warnings
-from abc import abstractmethod
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import cloudpickle
 
 from hpcray.common.exceptions import RayDeprecationWarning
 
 if TYPE_CHECKING:
     from hpcray.graphs.compiled_dag_node import CompiledDAG
-import io
-import os
-import pickle
-import tempfile
-from abc import ABC
-from collections import Counter
-from collections.abc import Iterable, Mapping
-
-import cloudpickle
-
-# ------------------------------------------------------------ py obj scanner
-# What nodes of graphs have beside their arguments, nodes that are nested in arguments, and nodes as text.
 
 # ------------------------------------------------------------ base
 # The mark of nodes of graphs, for modules that nodes are made of.

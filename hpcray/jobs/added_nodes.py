@@ -32,7 +32,7 @@ from hpcray.platform.private_files import CLOSED, append_private_file, read_priv
 from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import read_session
 from hpcray.processes.running_jobs import find_running_job
-from hpcray.protocol.messages import GcsCall, RemoveNode
+from hpcray.protocol.messages import RemoveNode
 from hpcray.runtime.node.join_token import (
     ADDED_JOBS,
     REQUEST,
@@ -41,6 +41,7 @@ from hpcray.runtime.node.join_token import (
     batch_script,
     join_token_path,
     node_command,
+    query_head,
     request_join_token,
     write_join_token,
 )
@@ -160,8 +161,7 @@ def list_nodes(where: str) -> list[dict[str, Any]]:
 
 
 def _query(where: str, method: str) -> Any:
-    reply = ask_head(where, GcsCall(REQUEST, method, msgspec.msgpack.encode([])), _QUERY_TIMEOUT)
-    return msgspec.msgpack.decode(reply.value)
+    return query_head(where, method, _QUERY_TIMEOUT)
 
 
 def _find_node(given: int | str, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -286,8 +286,7 @@ def sbatch_options(request: JobRequest, log: str) -> dict[str, Any]:
 
 def _note_batch_job(where: str, kind: str, job_id: str) -> None:
     """Have the head cancel this batch job when the job ends. Those of Slurm it finds by their name."""
-    noted = msgspec.msgpack.encode([job_id.encode(), kind.encode(), True, ADDED_JOBS])
-    ask_head(where, GcsCall(REQUEST, "kv_put", noted), _QUERY_TIMEOUT)
+    query_head(where, "kv_put", _QUERY_TIMEOUT, job_id.encode(), kind.encode(), True, ADDED_JOBS)
 
 
 def _node_script(request: JobRequest, token: str) -> str:

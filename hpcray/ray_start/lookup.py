@@ -7,12 +7,9 @@ import os
 import time
 from collections.abc import Mapping
 
-import msgspec
-
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
-from hpcray.protocol.messages import GcsCall
 from hpcray.ray_start.clusters import Asker, clusters_named
 from hpcray.ray_start.order import (
     BLOCK_HINT,
@@ -27,7 +24,7 @@ from hpcray.ray_start.order import (
 from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import Registry, machine_id, nodes_here
 from hpcray.ray_start.surroundings import own_allocation, own_names, resolve
-from hpcray.runtime.node.join_token import REQUEST, ask_head
+from hpcray.runtime.node.join_token import query_head
 
 logger = logging.getLogger("hpcray")
 
@@ -93,10 +90,9 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
 def _lost_nodes(session_dir: str) -> list[str]:
     """Hosts of nodes that have ended without an order, and why."""
     try:
-        reply = ask_head(session_dir, GcsCall(REQUEST, "nodes", msgspec.msgpack.encode([])), _ANSWER)
+        rows = query_head(session_dir, "nodes", _ANSWER)
     except StartupError:
         return []
-    rows = msgspec.msgpack.decode(reply.value) if reply.ok else []
     return [row["DeathReason"] for row in rows if not row["Alive"] and is_unexpected(row["DeathReason"])]
 
 

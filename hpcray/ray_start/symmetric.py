@@ -10,17 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-import msgspec
-
 from hpcray.common.exceptions import StartupError
-from hpcray.protocol.messages import GcsCall
 from hpcray.ray_start.clusters import ClusterName, parse_cluster_name
 from hpcray.ray_start.flags import NOT_OF_SYMMETRIC_RUN
 from hpcray.ray_start.lookup import session_here
 from hpcray.ray_start.start import StartRequest, start_and_return, start_and_stay
 from hpcray.ray_start.stop import stop_nodes
 from hpcray.ray_start.surroundings import own_names, resolve
-from hpcray.runtime.node.join_token import REQUEST, ask_head
+from hpcray.runtime.node.join_token import query_head
 
 TIMEOUT = "RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT"
 _TIMEOUT = 30.0
@@ -103,8 +100,7 @@ def _wait_for_nodes(address: str, count: int) -> None:
 
 
 def _alive(where: str) -> int:
-    reply = ask_head(where, GcsCall(REQUEST, "nodes", msgspec.msgpack.encode([])), _QUERY_TIMEOUT)
-    return sum(row["Alive"] for row in msgspec.msgpack.decode(reply.value))
+    return sum(row["Alive"] for row in query_head(where, "nodes", _QUERY_TIMEOUT))
 
 
 def _run(command: Sequence[str], environ: Mapping[str, str]) -> int:

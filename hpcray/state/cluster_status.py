@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import msgspec
 
 from hpcray.common.exceptions import StartupError
-from hpcray.common.ids import HEAD, raylet_of
-from hpcray.protocol.messages import GcsCall, GcsReply, Introspect, Message
-from hpcray.runtime.node.join_token import REQUEST, ask_job
+from hpcray.common.ids import raylet_of
+from hpcray.protocol.messages import Introspect
+from hpcray.runtime.node.join_token import REQUEST, ask_job, query_head
 
 if TYPE_CHECKING:
     from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -114,31 +114,25 @@ class JobAsker:
 
     def call(self, method: str) -> Any:
         """See `ClusterAsker`."""
-        question = GcsCall(REQUEST, method, msgspec.msgpack.encode([]))
-        reply = self._ask([(HEAD, question)], _TIMEOUT).get(REQUEST)
-        if reply is None:
-            raise ConnectionError(f"the head of the cluster of {self._session_dir} does not answer")
-        if not reply.ok:
-            raise ConnectionError(reply.value.decode())
-        return msgspec.msgpack.decode(reply.value)
+        try:
+            return query_head(self._session_dir, method, _TIMEOUT)
+        except StartupError as error:
+            raise ConnectionError(str(error)) from None
 
     def cores(self, raylets: Iterable[bytes]) -> dict[bytes, Any]:
         """See `ClusterAsker`."""
         asked = list(raylets)
         packed = msgspec.msgpack.encode([])
         questions = [(raylet, Introspect(REQUEST + i, "core", packed)) for i, raylet in enumerate(asked)]
-        replies = self._ask(questions, _PATIENCE) if questions else {}
+        try:
+            replies = ask_job(self._session_dir, questions, _PATIENCE) if questions else {}
+        except StartupError as error:
+            raise ConnectionError(str(error)) from None
         return {
             raylet: msgspec.msgpack.decode(replies[REQUEST + i].value)
             for i, raylet in enumerate(asked)
             if REQUEST + i in replies and replies[REQUEST + i].ok
         }
-
-    def _ask(self, questions: Sequence[tuple[bytes, Message]], timeout: float) -> dict[int, GcsReply]:
-        try:
-            return ask_job(self._session_dir, questions, timeout)
-        except StartupError as error:
-            raise ConnectionError(str(error)) from None
 
 
 class ProcessAsker:

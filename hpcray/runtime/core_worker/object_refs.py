@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import html
 import io
+import itertools
 import os
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from hpcray.common.ids import OBJECT_BYTES, JobID, TaskID, owner_of, task_of
@@ -22,8 +24,6 @@ from hpcray.runtime.core_worker.io_engine import released
 if TYPE_CHECKING:
     import asyncio
     import concurrent.futures
-import itertools
-from sys import getrefcount
 
 # ------------------------------------------------------------ late release
 # Destructors of objects that the garbage collector finds in a reference cycle, but that may still be used.

@@ -32,6 +32,7 @@ from hpcray.protocol.messages import (
     ATTACHED,
     Evacuate,
     Evacuated,
+    GcsCall,
     GcsReply,
     HeadMoved,
     Hello,
@@ -146,6 +147,18 @@ def ask_head(session_dir: str, question: Message, timeout: float) -> GcsReply:
     if REQUEST not in found:
         raise StartupError(f"the job of {session_dir} does not answer")
     return found[REQUEST]
+
+
+def query_head(session_dir: str, method: str, timeout: float, *args: Any) -> Any:
+    """Return the head's answer to a query (`GcsCall`), as `ask_head` gets it.
+
+    Raises:
+        StartupError: there is no such node, no answer comes, or the head refuses the query.
+    """
+    reply = ask_head(session_dir, GcsCall(REQUEST, method, msgspec.msgpack.encode(args)), timeout)
+    if not reply.ok:
+        raise StartupError(reply.value.decode())
+    return msgspec.msgpack.decode(reply.value)
 
 
 def ask_job(session_dir: str, questions: Sequence[tuple[bytes, Message]], timeout: float) -> dict[int, GcsReply]:

@@ -15,22 +15,20 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
-
-from hpcray.common.config import Config
-from hpcray.common.exceptions import StartupError
-from hpcray.platform.allocation import job_to_ask, run_command
-from hpcray.platform.process_control import LAUNCHER_NAME
-from hpcray.transport.startup import Launch
-
-if TYPE_CHECKING:  # the end of a step is told before the template of workers is forked
-    from hpcray.runtime.raylet.event_loop import EventLoop
 from urllib.parse import quote
 
 import msgspec
 
-from hpcray.platform.allocation import ask_end_time, end_time
+from hpcray.common.config import Config
+from hpcray.common.exceptions import StartupError
+from hpcray.platform.allocation import ask_end_time, end_time, job_to_ask, run_command
 from hpcray.platform.private_files import state_place
+from hpcray.platform.process_control import LAUNCHER_NAME
 from hpcray.protocol.messages import RunInfo
+from hpcray.transport.startup import Launch
+
+if TYPE_CHECKING:  # the end of a step is told before the template of workers is forked
+    from hpcray.runtime.raylet.event_loop import EventLoop
 
 _SCONTROL_TIME = 10.0
 _ALIVE = ("RUNNING", "SIGNALING")
