@@ -66,10 +66,11 @@ def announce(
         Fields for the job's runtime environment.
     """
     main = sys.modules.get("__main__")
-    script = getattr(main, "__file__", None)
-    paths = [os.path.dirname(os.path.abspath(script))] if script else []
     moved = PathRelocation.of(os.environ)
-    paths += [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
+    paths = [moved.original(os.path.abspath(path)) if path else os.getcwd() for path in sys.path]
+    script = os.path.dirname(os.path.abspath(getattr(main, "__file__", None) or "."))
+    if script in paths:  # not with `python -m package.module`: its modules are no top-level ones
+        paths.insert(0, script)
     for path in [path for path in paths if not _is_text(path)]:
         paths.remove(path)
         logging.getLogger("hpcray").warning(

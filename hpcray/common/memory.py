@@ -17,6 +17,24 @@ PARALLEL_COPY_SIZE = 64 << 20
 _MAX_COPY_THREADS = 4
 
 
+_BYTES_HEADER = bytes.__basicsize__ - 1
+"""Bytes of an object of type `bytes` before its content."""
+
+
+def is_aligned(content: bytes, alignment: int) -> bool:
+    """Return True if the content lies at a multiple of `alignment`. In CPython the id of an object is its address."""
+    return (id(content) + _BYTES_HEADER) % alignment == 0
+
+
+def aligned_copy(content: bytes, alignment: int) -> memoryview:
+    """Return a copy of the content that lies at a multiple of `alignment`."""
+    room = bytearray(len(content) + alignment - 1)
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % alignment
+    copy = memoryview(room)[start : start + len(content)]
+    copy[:] = content
+    return copy
+
+
 def copy_thread_count() -> int:
     """Number of threads of this process that copy a large buffer. One core does not reach the bandwidth of a socket's
     memory, a few do; with two or three cores, the others have other work."""

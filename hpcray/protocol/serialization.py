@@ -8,7 +8,8 @@ A *blob* ends in a one-byte kind, so that the common case needs no slicing (`pic
     ERROR  pickle of an exception | 2
 
 Buffers start at multiples of 64 from the start of the blob, and blobs in the arena start at multiples of 64. Values
-read from a blob are read-only views of it, as in Ray. `protocol.out_of_band` adds kinds of values with such buffers.
+read from a blob are read-only views of it, as in Ray, and one that came inside a message is copied where its buffers
+would not be aligned. `protocol.out_of_band` adds kinds of values with such buffers.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-from hpcray.common.memory import DeferredBytes
+from hpcray.common.memory import DeferredBytes, aligned_copy, is_aligned
 from hpcray.common.task_errors import make_argument_error
 from hpcray.protocol.messages.objects import ERROR, MULTI, PLAIN
 from hpcray.protocol.out_of_band import COPIED, ErrorPickler, Pickler, end_storages, pickling
 
 ALIGN = 64
+_ALIGNED_SIZES = range(2048, 1 << 20)
+"""Lengths of a blob that came inside of a message whose buffers are aligned by a copy. Ray aligns from 2 KiB on; longer
+ones are in the arena."""
 SMALL = 1 << 16
 
 _TAIL = struct.Struct("<QIB")
@@ -225,6 +229,8 @@ def deserialize(blob: bytes | memoryview, load: Callable[..., Any] = pickle.load
     """
     if blob[-1] != MULTI:
         return load(blob)
+    if type(blob) is bytes and len(blob) in _ALIGNED_SIZES and not is_aligned(blob, ALIGN):
+        blob = aligned_copy(blob, ALIGN)
     view = memoryview(blob).toreadonly()
     end = len(view) - _TAIL.size
     pickle_at, count, _ = _TAIL.unpack_from(view, end)

@@ -122,6 +122,7 @@ class StateAggregator:
     def workers(self) -> list[WorkerState]:
         """Every living driver and worker, and the last workers that have ended."""
         nodes = self._nodes()
+        now = time.time()
         ended = [
             WorkerState(
                 worker_id=row["proc"].hex(),
@@ -129,7 +130,8 @@ class StateAggregator:
                 worker_type="WORKER",
                 exit_type=row["exit_type"],
                 exit_detail=row["exit_detail"],
-                end_time_ms=int((time.time() - row["seconds"]) * 1000),
+                start_time_ms=None if row["lived"] is None else int((now - row["seconds"] - row["lived"]) * 1000),
+                end_time_ms=int((now - row["seconds"]) * 1000),
                 node_id=node.node_id,
                 ip=node.address,
                 pid=row["pid"],

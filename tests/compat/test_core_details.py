@@ -6,7 +6,9 @@ These tests pass on the real Ray too (`HPCRAY_TEST_ENGINE=ray`), but for those t
 from __future__ import annotations
 
 import inspect
+import os
 import signal
+import subprocess
 import sys
 import time
 import warnings
@@ -18,7 +20,7 @@ import pytest
 
 from .rows import row
 from .test_as_in_ray import ours_only
-from .test_table_core import script
+from .test_table_core import ROOT, script
 
 # ------------------------------------------------------------ before init
 
@@ -396,3 +398,153 @@ def test_keys_with_the_mark_of_namespaces_are_refused(ray: Any) -> None:
     ):  # fmt: skip
         with pytest.raises(ray.exceptions.RaySystemError, match="can't start with @namespace_"):
             use("@namespace_x")
+
+
+# ------------------------------------------------------------ values
+
+
+@row("ray.put")
+def test_buffers_of_values_that_came_inside_a_message_are_aligned(ray: Any) -> None:
+    np = pytest.importorskip("numpy")
+
+    @ray.remote
+    def offset_of(array: Any) -> tuple[int, bool]:
+        return array.ctypes.data % 64, array.flags.writeable
+
+    for size in (2048, 48_000, 99_000, 300_000):
+        array = np.arange(size, dtype=np.uint8)
+        nested = ray.get(ray.put({"first": array[:2048], "second": array}))
+        assert [nested["first"].ctypes.data % 64, nested["second"].ctypes.data % 64] == [0, 0]
+        assert (nested["second"] == array).all() and not nested["second"].flags.writeable
+        assert ray.get(offset_of.remote(array)) == (0, False)
+
+
+# ------------------------------------------------------------ tasks and their parents
+
+
+@row("ray._private.worker.global_worker")
+@pytest.mark.parametrize("kind", ["task", "actor", "threaded", "async", "driver"])
+def test_the_tasks_that_one_has_submitted_and_that_have_not_ended(ray: Any, tmp_path: Path, kind: str) -> None:
+    end = tmp_path / "end"
+
+    @ray.remote
+    def child() -> None:
+        while not end.exists():
+            time.sleep(0.01)
+
+    def parent() -> tuple[set[str], set[str]]:
+        refs = [child.remote() for _ in range(2)]
+        core_worker = ray._private.worker.global_worker.core_worker
+        task = core_worker.get_current_task_id()
+        pending = {one.hex() for one in core_worker.get_pending_children_task_ids(task)}
+        end.touch()
+        ray.get(refs)
+        assert not core_worker.get_pending_children_task_ids(task)
+        assert not core_worker.get_pending_children_task_ids(ray.TaskID.from_random())
+        return {ref.task_id().hex() for ref in refs}, pending
+
+    @ray.remote
+    class Parent:
+        def plain(self) -> Any:
+            return parent()
+
+        async def coroutine(self) -> Any:
+            return parent()
+
+    @ray.remote
+    class Plain:
+        def plain(self) -> Any:
+            return parent()
+
+    calls = {
+        "task": lambda: ray.get(ray.remote(parent).remote()),
+        "actor": lambda: ray.get(Plain.remote().plain.remote()),
+        "threaded": lambda: ray.get(Plain.options(max_concurrency=3).remote().plain.remote()),
+        "async": lambda: ray.get(Parent.remote().coroutine.remote()),
+        "driver": parent,
+    }
+    expected, found = calls[kind]()
+    assert found == expected and len(found) == 2
+
+
+@row("util.state, experimental.state.api")
+def test_a_worker_that_has_ended_is_listed_with_its_start_and_its_end(ray: Any, until: Callable[..., Any]) -> None:
+    from ray.util.state import list_workers
+
+    @ray.remote
+    class Actor:
+        def pid(self) -> int:
+            import os
+
+            return os.getpid()
+
+    before = time.time() * 1000
+    actor = Actor.remote()
+    pid = ray.get(actor.pid.remote())
+    time.sleep(1.1)
+    ray.kill(actor)
+
+    def ended() -> Any:
+        rows = list_workers(detail=True, limit=1000, filters=[("is_alive", "=", False)])
+        return next((row for row in rows if row.pid == pid), None)
+
+    until(lambda: ended() is not None)
+    row = ended()
+    assert row.end_time_ms - row.start_time_ms >= 1000 and row.start_time_ms > before - 60_000
+
+
+@row("ray.init")
+def test_a_program_that_is_run_as_a_module_gives_its_workers_no_directory_but_its_own(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "json.py").write_text("raise ImportError('a module of the package shadows the library')")
+    (package / "program.py").write_text(
+        "import hpcray.compat.ray\nimport ray, sys\nray.init(num_cpus=1)\n"
+        "print(ray.get(ray.remote(lambda: [p for p in sys.path if p.endswith('/package')]).remote()))\n"
+    )
+    line = [sys.executable, "-m", "package.program"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(line, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "[]\n"), ended.stderr
+
+
+@row("ray.actor: ActorHandle, ActorClass, ActorMethod, exit_actor")
+def test_a_handle_of_a_cluster_that_has_gone_says_so(tmp_path: Path) -> None:
+    text = """
+    import hpcray.compat.ray
+    import ray
+
+    @ray.remote
+    class Actor:
+        def call(self):
+            pass
+
+    ray.init(num_cpus=1)
+    actor = Actor.remote()
+    ray.get(actor.call.remote())
+    ray.shutdown()
+    ray.init(num_cpus=1)
+    try:
+        ray.get(actor.call.remote())
+    except Exception as error:
+        print(error)
+    print(ray.get(ray.get(ray.remote(lambda: Actor.remote().call.remote()).remote())))
+    """
+    output = script(text, tmp_path)
+    assert "It might be dead or it's from a different cluster" in output and "None" in output
+
+
+@ours_only
+@pytest.mark.parametrize("own", [True, False])
+def test_init_leaves_the_programs_handler_of_sigterm_as_it_is(tmp_path: Path, own: bool) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(3)))" if own else ""
+    (tmp_path / "program.py").write_text(
+        f"import hpcray.compat.ray, os, ray, signal, sys, time\n{handler}\nray.init(num_cpus=1)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=90, check=False,
+    )  # fmt: skip
+    assert (ended.returncode, ended.stdout) == ((3, "saved\n") if own else (-signal.SIGTERM, "")), ended.stderr

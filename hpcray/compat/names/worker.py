@@ -184,6 +184,21 @@ class _CoreWorker:
     def get_current_task_id(self) -> TaskID:
         return TaskID.from_hex(get_runtime_context().get_task_id() or "")
 
+    def get_pending_children_task_ids(self, parent_task_id: TaskID) -> list[TaskID]:
+        """Return the tasks and calls not yet finished that this process submitted for `parent_task_id`: the task that
+        runs here, one of the calls that run in this actor, or the program itself."""
+        process, worker, parent = require_session(), current.worker, parent_task_id.binary()
+        with process.engine.lock:
+            process.drain()
+            pending = process.submitter.cancellation.pending_children
+            if worker is None:
+                found = pending(lambda task: True) if parent_task_id == self.get_current_task_id() else []
+            elif worker.actor is not None:
+                found = pending(lambda task: getattr(task, "parent", b"") == parent)
+            else:
+                found = pending(worker.is_child) if worker.running == parent else []
+        return [TaskID(task.id) for task in found]
+
     def get_actor_id(self) -> ActorID:
         return ActorID.from_hex(get_runtime_context().get_actor_id() or "")
 

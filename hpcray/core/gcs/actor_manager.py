@@ -111,7 +111,8 @@ class PendingActorLookups:
 
 def unknown_actor(actor: bytes) -> ActorStateUpdate:
     """The answer about an actor that will never be registered."""
-    return ActorStateUpdate(actor, "DEAD", b"", 0, "no such actor is known in this job", b"")
+    reason = "it is not known in this job. It might be dead or it's from a different cluster"
+    return ActorStateUpdate(actor, "DEAD", b"", 0, reason, b"")
 
 
 def killed_unregistered(actor: bytes, lookup: PendingLookup) -> ActorStateUpdate:

@@ -47,6 +47,7 @@ class WorkerProcess:
 
     Attributes:
         allocation: the lease or actor that it runs for.
+        joined: time at which it connected; 0 before.
         since: time at which it became idle, or was first seen starting.
         asked: whether it is LEAVING only if it agrees.
         needed: whether it has not agreed since it became idle: it owns objects.
@@ -58,6 +59,7 @@ class WorkerProcess:
     state: str = STARTING
     pid: int = 0
     allocation: ResourceAllocation | None = None
+    joined: float = 0.0
     since: float = 0.0
     asked: bool = False
     needed: bool = False
@@ -227,7 +229,7 @@ class WorkerPool:
         worker = self.workers.get(proc)
         if worker is None or worker.state != STARTING:
             return None
-        worker.pid = pid
+        worker.pid, worker.joined = pid, now
         self._count_starting(worker.env, -1)
         if self.failures:
             self.failures.pop(strip_devices(worker.env), None)
@@ -516,6 +518,7 @@ class EndedWorkers:
         spec = worker.allocation.actor_spec if worker.allocation is not None else None
         actor = spec.actor if spec is not None else b""
         row = {"proc": worker.proc, "pid": worker.pid, "actor": actor, "exit_type": kind, "exit_detail": detail}
+        row["lived"] = now - worker.joined if worker.joined else None
         self._rows.append((now, row))
 
     def rows(self, now: float) -> list[dict[str, Any]]:

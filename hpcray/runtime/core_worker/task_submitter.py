@@ -524,6 +524,12 @@ class TaskCancellation:
 
     def cancel_children(self, is_child: Callable[[PendingTask], bool], force: bool) -> None:
         """Cancel the pending tasks and calls that one task has submitted (lock held)."""
+        for task in self.pending_children(is_child):
+            if not task.cancelled:
+                self._task(task, force and task.fn is not None, True)
+
+    def pending_children(self, is_child: Callable[[PendingTask], bool]) -> list[PendingTask]:
+        """Return the pending tasks and calls that one task has submitted (lock held)."""
         leases = self._leases
         leases.unpack_all()
         entries = self._table.entries.items()
@@ -533,9 +539,7 @@ class TaskCancellation:
         for scheduling_class in leases.by_index:
             children.update((task.id, task) for task in leases.queued(scheduling_class))
         children.update((task.id, task) for task in self._actors.pending_calls())
-        for task in children.values():
-            if isinstance(task, PendingTask) and not task.cancelled and is_child(task):
-                self._task(task, force and task.fn is not None, True)
+        return [task for task in children.values() if isinstance(task, PendingTask) and is_child(task)]
 
     def _task(self, task: PendingTask, force: bool, recursive: bool) -> None:
         task.cancelled = True

@@ -353,7 +353,7 @@ class TaskExecutor:
             self.actor.cancel(msg.task, msg.recursive)
         elif self.running == msg.task:
             if msg.recursive:
-                self.process.submitter.cancellation.cancel_children(self._is_child, msg.force)
+                self.process.submitter.cancellation.cancel_children(self.is_child, msg.force)
             if msg.force:
                 self.engine.flush()
                 os._exit(1)
@@ -369,8 +369,8 @@ class TaskExecutor:
             self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
             self.engine.flush()
 
-    def _is_child(self, task: PendingTask) -> bool:
-        """Return True for what the running task has submitted."""
+    def is_child(self, task: PendingTask) -> bool:
+        """Return True for what the task that runs has submitted, which is no actor's call."""
         return int.from_bytes(task.id[8:], "big") > self._children_from
 
     def _on_exit(self, src: bytes, msg: m.Exit) -> None:
