@@ -52,8 +52,11 @@ def main(context: click.Context) -> None:
         context.default_map = {name: inner or named}
 
 
+cli = main
+"""Its name in `ray.scripts.scripts`."""
+
 for _command in (start, stop, symmetric_run, status, health_check):
     main.add_command(_command)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog_name="ray"))

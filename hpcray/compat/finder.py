@@ -205,7 +205,12 @@ class Finder:
             if LIBRARY.fullmatch(fullname) and self._begins(fullname):
                 preload(fullname)
             return amended_spec(fullname, path)
-        if fullname not in table.MODULES:
+        if program := table.PROGRAMS.get(fullname.removesuffix(".__main__")):
+            if fullname.endswith(".__main__"):  # of a facade, which is a package: what `python -m` runs
+                found = importlib.util.find_spec(program)
+                assert found is not None
+                return importlib.util.spec_from_file_location(fullname, found.origin)
+        elif fullname not in table.MODULES:
             if _called_by_find_spec():
                 return None
             # `from ray import x` drops a ModuleNotFoundError of that name, and would give no reason.

@@ -25,9 +25,11 @@ JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "flux": "FLUX_JOB_
 """Variables that name the batch job around a process, by batch system."""
 _IN_STEP = ("SLURM_STEP_ID", "PMI_RANK", "PMIX_RANK")
 _LONGEST_LINE = 1 << 16
-_COMMAND = re.compile(rb"(?:^|[/\0]|hpcray\.cli\.)ray\0start(?:\0|$)")
+_COMMAND = re.compile(rb"(?:^|[/\0]|hpcray\.cli\.)ray(?:\.scripts\.scripts)?\0start(?:\0|$)")
 _COMMAND_OR_SCRIPT = re.compile(
-    _COMMAND.pattern + rb"|^(?:[^\0]*/)?(?:srun|mpirun|mpiexec|ssh|pdsh|ibrun|aprun|jsrun)\0.*?\bray start\b", re.DOTALL
+    _COMMAND.pattern
+    + rb"|^(?:[^\0]*/)?(?:srun|mpirun|mpiexec|ssh|pdsh|ibrun|aprun|jsrun)\0.*?\bray(?:\.scripts\.scripts)? start\b",
+    re.DOTALL,
 )
 
 

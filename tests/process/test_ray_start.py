@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 from helpers.jobs import ROOT
 
+from hpcray.common.ray_version import STANDIN
 from hpcray.platform.private_files import write_private_file
 
 PROGRAM = """\
@@ -138,6 +139,18 @@ def test_a_head_a_node_and_a_program_as_scripts_write_them(shell: Shell) -> None
     assert "Stopped all 2 Ray nodes" in shell.ray("stop")
     assert not shell.left()
     assert "Did not find any active Ray processes" in shell.ray("stop", "-f")
+
+
+def test_rays_module_of_commands_can_be_run_and_called(shell: Shell) -> None:
+    path = os.pathsep.join([STANDIN, shell.environ["PYTHONPATH"]])
+    text = "import sys; from ray.scripts.scripts import main; sys.exit(main(sys.argv[1:]))"
+    for line in (["-m", "ray.scripts.scripts"], ["-c", text]):
+        for words, said in ((["start", "--head", "--num-cpus=1"], "runtime started"), (["stop"], "Stopped all 1")):
+            done = subprocess.run(
+                [sys.executable, *line, *words], env={**shell.environ, "PYTHONPATH": path}, capture_output=True,
+                text=True, timeout=60, cwd=shell.place,
+            )  # fmt: skip
+            assert done.returncode == 0 and said in done.stdout, done
 
 
 def test_a_node_waits_for_its_head_and_block_stays_until_the_head_ends(shell: Shell) -> None:

@@ -378,6 +378,9 @@ def test_what_a_killed_node_has_left_there_goes_with_the_next(tmp_path: Path) ->
         ("/env/bin/python -m hpcray.cli.ray start --head", False, True),
         ("/bin/sh /env/bin/ray start --head --block", True, True),
         ("srun -N1 -n1 -w n1 ray start --head", False, True),
+        ("/env/bin/python -m ray.scripts.scripts start --head", True, True),
+        ("srun|/env/bin/python|-m|ray.scripts.scripts|start|--head", False, True),
+        ("srun|bash|-c|python -m ray.scripts.scripts start --head", False, True),
         ("/usr/bin/srun|-N1|bash|-c|sleep 3; ray start --head --block", False, True),
         ("/usr/bin/srun|bash|-c|ray start --head; python program.py", True, False),  # of this program's own step
         ("bash|-c|ray start --head; python program.py", False, False),  # what a shell does after this program
