@@ -52,9 +52,6 @@ def main(context: click.Context) -> None:
         context.default_map = {name: inner or named}
 
 
-cli = main
-"""Its name in `ray.scripts.scripts`."""
-
 for _command in (start, stop, symmetric_run, status, health_check):
     main.add_command(_command)
 
