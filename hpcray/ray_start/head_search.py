@@ -289,7 +289,10 @@ class HeadSearch:
         found = [known for known in self._known() if known.cluster.ident not in self._silent]
         if found and (now - self._begun > _OTHERS_AFTER or not self._awaits_own(found[0].cluster)):
             return self._one_of(found)
-        self._listen(now)
+        if found:
+            self._up_since = float("inf")  # what is up there is the other job's, and its file is here
+        else:
+            self._listen(now)
         waited = now - self._begun
         probed = self._probe is not None and self._probe.is_up
         if now - self._up_since > (_AFTER_PROBE if probed else _AFTER_BELL):

@@ -19,6 +19,7 @@ from helpers.jobs import ROOT
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.sockets import node_ip_address
+from hpcray.ray_start import head_search
 from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_over, step_daemons
 from hpcray.ray_start.clusters import StartedCluster, parse_cluster_name
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
@@ -412,13 +413,18 @@ def test_a_directory_of_one_host_is_known_by_its_file_system(tmp_path: Path) -> 
     assert {place: is_of_this_host(place, str(mounts)) for place in places} == places
 
 
-def test_a_node_waits_for_the_head_of_its_own_job_where_another_job_has_one_of_that_name(registry: Registry) -> None:
+def test_a_node_waits_for_the_head_of_its_own_job_where_another_job_has_one_of_that_name(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_search, "who_listens", lambda host, port: BELL)  # of the other job's head
+    monkeypatch.setattr(head_search, "_BELL_INTERVAL", 0.0)
+    monkeypatch.setattr(head_search, "_AFTER_BELL", -1.0)
     registry.write_cluster(
         msgspec.structs.replace(cluster("other"), allocation="slurm-8", names=("n1", "10.0.0.1"), host="n1"), b"{}"
     )
     job = {"SLURM_JOB_NODELIST": "n[1-2]", "HPCRAY_HEAD_WAIT": "60"}
     search = HeadSearch(registry, "n1:6379", "slurm-7", job, print)
-    assert search.next() is None
+    assert search.next() is None and search.next() is None
     elsewhere = HeadSearch(registry, "n1:6379", "slurm-7", {**job, "SLURM_JOB_NODELIST": "n[5-6]"}, print)
     found = elsewhere.next()  # the head is in a job of its own
     assert found is not None and found.cluster.ident == "other"
