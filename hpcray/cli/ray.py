@@ -56,4 +56,4 @@ for _command in (start, stop, symmetric_run, status, health_check):
     main.add_command(_command)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog_name="ray"))

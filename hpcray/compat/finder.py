@@ -15,6 +15,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, MutableSequence, Sequence
+from importlib.abc import InspectLoader
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.metadata import Distribution
 from types import FrameType, ModuleType
@@ -67,6 +68,17 @@ def amended_spec(fullname: str, path: object) -> ModuleSpec | None:
     if spec is not None and spec.origin:
         spec.loader = AmendingLoader(fullname, spec.origin)
     return spec
+
+
+class ProgramLoader(InspectLoader):
+    """The program that `python -m` runs of a facade, which is a package: a function of it is called."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def get_source(self, fullname: str) -> str:
+        """Return the text of the program."""
+        return f"from {self._module} import {table.PROGRAMS[self._module]} as main\nmain()\n"
 
 
 # ------------------------------------------------------------ finder
@@ -205,6 +217,8 @@ class Finder:
             if LIBRARY.fullmatch(fullname) and self._begins(fullname):
                 preload(fullname)
             return amended_spec(fullname, path)
+        if fullname.endswith(".__main__") and (module := fullname.removesuffix(".__main__")) in table.PROGRAMS:
+            return importlib.machinery.ModuleSpec(fullname, ProgramLoader(module))
         if fullname not in table.MODULES:
             if _called_by_find_spec():
                 return None

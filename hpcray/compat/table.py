@@ -102,6 +102,8 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.runtime_context": ("hpcray.api.runtime_context:RuntimeContext", "hpcray:get_runtime_context"),
     "ray.runtime_env": ("hpcray.runtime_env",),
     "ray.ray_constants": (_CONSTANTS, *_LOG_CONSTANTS),
+    "ray.scripts": (),
+    "ray.scripts.scripts": (f"{_NAMES}.serve_submission:cli main",),
     "ray.worker": (f"{_NAMES}.worker", "hpcray"),
     "ray.train": (),
     "ray.train._internal": (),
@@ -292,6 +294,9 @@ PUBLIC = {"ray": tuple(_TOP_LEVEL.split())}
 
 PRESENT = ("ray._raylet",)
 """Modules that are there once `ray` is imported. Their sources are imported at the first use of a name."""
+
+PROGRAMS = {"ray.scripts.scripts": "main"}
+"""Modules that scripts run by `python -m`, and the function that is called."""
 
 SETTERS = {
     "ray._private.auto_init_hook.enable_auto_connect": "hpcray.api.session:enable_auto_init",

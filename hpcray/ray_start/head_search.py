@@ -102,7 +102,8 @@ def _connects(host: str, port: int) -> bool:
 # ------------------------------------------------------------ through Slurm
 # A step on the head's host, which says that a head is up that has no bell, and whose file does not come. Nodes whose
 # homes are their own never see the secret of their head. Only where the directory of secrets is on a file system of
-# this host alone is there reason to suspect that, and so a step is started for it.
+# this host alone is there reason to suspect that, and so a step is started for it. The head may be in another job, and
+# a job may have a /tmp of its own, so each job of this user's on that host is looked into.
 
 _SHARED = (
     "9p", "afs", "beegfs", "ceph", "cifs", "dvs", "fuse", "glusterfs", "gpfs", "lustre", "nfs", "orangefs", "panfs",
@@ -112,6 +113,7 @@ _SHARED = (
 _LOOK = 0.3
 _LONGEST = 600.0
 _TIMEOUT = 10.0
+_MOST_STEPS = 4
 
 
 def is_of_this_host(path: str, mounts: str = "/proc/self/mounts") -> bool:
@@ -127,59 +129,74 @@ def is_of_this_host(path: str, mounts: str = "/proc/self/mounts") -> bool:
 
 
 class HeadProbe:
-    """The step that looks for the head. `is_up` says what it has found.
+    """Steps that look for the head, one in each job of this user's on its host. `is_up` says what they found.
 
     Args:
         name: H:P of the cluster.
-        job, node: of Slurm's.
+        places: the jobs of Slurm's, each with the name of the node.
     """
 
-    def __init__(self, name: ClusterName, job: str, node: str) -> None:
-        line = ["srun", f"--jobid={job}", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={node}", "--quiet"]
-        line += ["--mpi=none", "--export=ALL", *module_line(__name__, name.text)]
-        null = subprocess.DEVNULL
-        self._step = subprocess.Popen(
-            line, env=outside_of_job(os.environ), stdin=null, stdout=null, stderr=null, start_new_session=True
-        )
+    def __init__(self, name: ClusterName, places: Sequence[tuple[str, str]]) -> None:
+        words = ["--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none", "--export=ALL"]
+        words += module_line(__name__, name.text)
+        null, environ = subprocess.DEVNULL, outside_of_job(os.environ)
+        self._steps = [
+            subprocess.Popen(
+                ["srun", f"--jobid={job}", f"--nodelist={node}", *words],
+                env=environ, stdin=null, stdout=null, stderr=null, start_new_session=True,
+            )
+            for job, node in places
+        ]  # fmt: skip
 
     @classmethod
     def of(cls, name: ClusterName, allocation: str, environ: Mapping[str, str]) -> HeadProbe | None:
-        """Start a step on the head's host; None where there is no Slurm, or that host is not in the job of this one."""
+        """Start the steps; None where there is no Slurm, or no job of this user's on that host, as yet."""
         if shutil.which("srun") is None or name.is_local:
             return None
-        job, nodes = _job_here(allocation, environ)
         wanted = {name.host, name.host.partition(".")[0], *resolve(name.host)}
-        for node in nodes:
-            if wanted & {node, *addresses_of(node)}:
-                return cls(name, job, node)
-        return None
+        places = []
+        for job, nodes in _own_jobs(allocation, environ):
+            node = next((node for node in nodes if node in wanted), "")
+            node = node or next((node for node in nodes if wanted & set(addresses_of(node))), "")
+            if node:
+                places.append((job, node))
+        return cls(name, places[:_MOST_STEPS]) if places else None
 
     @property
     def is_up(self) -> bool:
-        """True once the step has found the head."""
-        return self._step.poll() == 0
+        """True once a step has found the head."""
+        return any(step.poll() == 0 for step in self._steps)
+
+    @property
+    def is_over(self) -> bool:
+        """True once all steps have ended, as their jobs may have."""
+        return all(step.poll() is not None for step in self._steps)
 
     def close(self) -> None:
-        """End the step."""
-        if self._step.poll() is None:
-            self._step.terminate()
+        """End the steps."""
+        running = [step for step in self._steps if step.poll() is None]
+        for step in running:
+            step.terminate()
+        for step in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._step.wait(_TIMEOUT)
+                step.wait(_TIMEOUT)
 
 
-def _job_here(allocation: str, environ: Mapping[str, str]) -> tuple[str, Sequence[str]]:
-    """The Slurm job around this process, or the only one of this user on this host; and the names of its nodes."""
-    kind, _, job = allocation.partition("-")
-    if kind == "slurm" and environ.get("SLURM_JOB_ID") == job and environ.get("SLURM_JOB_NODELIST"):
-        return job, expand_nodes(environ["SLURM_JOB_NODELIST"])
-    which = ["--jobs", job] if kind == "slurm" else ["--me", "--nodelist", own_names()[1]]
+def _own_jobs(allocation: str, environ: Mapping[str, str]) -> list[tuple[str, Sequence[str]]]:
+    """The running Slurm jobs of this user, that around this process first, and the names of their nodes. The head may
+    be in another job than its workers."""
+    kind, _, own = allocation.partition("-")
     try:
-        said = run_command(["squeue", "--noheader", "--states=RUNNING", "--format=%A %N", *which], _TIMEOUT)
+        said = run_command(["squeue", "--noheader", "--me", "--states=RUNNING", "--format=%A %N"], _TIMEOUT)
         said.check_returncode()
-        ((job, names),) = [line.split() for line in said.stdout.splitlines()]
-        return job, expand_nodes(names)
+        found = [(job, expand_nodes(names)) for job, names in map(str.split, said.stdout.splitlines())]
     except (OSError, subprocess.SubprocessError, ValueError):
-        return "", []
+        if kind != "slurm" or environ.get("SLURM_JOB_ID") != own:
+            return []
+        with contextlib.suppress(ValueError):
+            return [(own, expand_nodes(environ.get("SLURM_JOB_NODELIST", "")))]
+        return []
+    return sorted(found, key=lambda row: row[0] != own)
 
 
 def _look(text: str) -> bool:
@@ -201,14 +218,16 @@ def _look(text: str) -> bool:
 _PAUSE = 0.2
 _BELL_INTERVAL = 1.0
 _RESOLVE_INTERVAL = 5.0
-_AFTER_BELL = 4.0
-"""Seconds after the head is known to be up in which its file has to be seen: shared file systems may be late."""
+_AFTER_BELL, _AFTER_PROBE = 4.0, 1.5
+"""Seconds after the head is known to be up in which its file has to be seen: shared file systems may be late, and those
+of one host, for which a step is started, are not."""
 _TRIES = 3
 _FIRST_WORD = 5.0
 _OTHERS_AFTER = 60.0
 """Seconds in which a node waits for a head of its own job where another job has one of that name on the same host."""
-_PROBE_AFTER = 2.0
-"""Seconds without a bell after which a step of Slurm's looks for a head whose file cannot come."""
+_PROBE_AFTER, _PROBE_AGAIN = 2.0, (4.0, 20.0)
+"""Seconds without a bell after which a step of Slurm's looks for a head whose file cannot come; and until the next try
+where no job of this user's has its host yet, at first and later."""
 _RAYS_LIMITS = {
     "RAY_NUM_REDIS_GET_RETRIES": 1.0,
     "RAY_gcs_rpc_server_connect_timeout_s": 1.0,
@@ -255,7 +274,7 @@ class HeadSearch:
         self._tries: dict[str, int] = {}
         self._environ = environ
         self._probe: HeadProbe | None = None
-        self._may_probe = is_of_this_host(registry.path)
+        self._next_probe = self._begun + _PROBE_AFTER if is_of_this_host(registry.path) else float("inf")
 
     def next(self) -> KnownCluster | None:
         """The cluster to join; None while there is none.
@@ -270,10 +289,14 @@ class HeadSearch:
         found = [known for known in self._known() if known.cluster.ident not in self._silent]
         if found and (now - self._begun > _OTHERS_AFTER or not self._awaits_own(found[0].cluster)):
             return self._one_of(found)
-        self._listen(now)
+        if found:
+            self._up_since = float("inf")  # what is up there is the other job's, and its file is here
+        else:
+            self._listen(now)
         waited = now - self._begun
-        if now - self._up_since > _AFTER_BELL:
-            how = "a bell answers there, which may also be another user's" if self._probe is None else "on its host"
+        probed = self._probe is not None and self._probe.is_up
+        if now - self._up_since > (_AFTER_PROBE if probed else _AFTER_BELL):
+            how = "on its host" if probed else "a bell answers there, which may also be another user's"
             raise StartupError(
                 f"a head is up at {self._address} ({how}), and {self._registry.path}, where this node looked for its "
                 f"secret, has no file of it{self._of_silent()}; hint: HPCRAY_START_DIR names a directory of yours, of "
@@ -357,12 +380,13 @@ class HeadSearch:
         if self._name is None or now < self._next_bell or self._up_since != float("inf"):
             return
         self._next_bell = now + _BELL_INTERVAL
-        if self._may_probe and now - self._begun > _PROBE_AFTER:
-            self._may_probe = False
-            self._probe = HeadProbe.of(self._name, self._allocation, self._environ)
         if self._probe is not None and self._probe.is_up:
             self._up_since = now
             return
+        if now >= self._next_probe and (self._probe is None or self._probe.is_over):
+            early, late = _PROBE_AGAIN
+            self._next_probe = now + (early if now - self._begun < 60.0 else late)
+            self._probe = HeadProbe.of(self._name, self._allocation, self._environ)
         found = who_listens(self._name.host, self._name.port)
         self._stranger = found == STRANGER
         if found == BELL:

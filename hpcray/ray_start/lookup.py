@@ -102,13 +102,14 @@ def look(asked: Asked, environ: Mapping[str, str]) -> Seen:
     allocation = own_allocation(environ)
     registry = Registry(environ)
     name = asked.name
+    calls = registry.refused(allocation)
     try:
-        calls = registry.calls(allocation)
+        calls = [*registry.calls(allocation), *calls]
         known = [found.cluster for found in registry.clusters()] if name is not None else []
     except StartupError:
         if name is not None:
             raise
-        calls, known = [], []  # a program that asks for no started cluster need not mend the directory
+        known = []  # a program that asks for no started cluster need not mend the directory
     names: frozenset[str] = frozenset()
     resolved: frozenset[str] = frozenset()
     if name is not None:

@@ -17,14 +17,19 @@ from hpcray.platform.session_directory import ADDRESS, has_session_file
 
 NODE_FILE = "ray_start.json"
 """Name of the file that a started node has in its session directory."""
+REFUSED_FILE = "ray_start.failed"
+"""Name of the file, in a directory of its own beside those of sessions, with the reason of a command that could use no
+directory of secrets."""
 _DEFAULT = "~/.hpcray/clusters"
 JOB_VARIABLES = {"slurm": "SLURM_JOB_ID", "pbs": "PBS_JOBID", "flux": "FLUX_JOB_ID", "lsf": "LSB_JOBID"}
 """Variables that name the batch job around a process, by batch system."""
 _IN_STEP = ("SLURM_STEP_ID", "PMI_RANK", "PMIX_RANK")
 _LONGEST_LINE = 1 << 16
-_COMMAND = re.compile(rb"(?:^|[/\0]|hpcray\.cli\.)ray\0start(?:\0|$)")
+_COMMAND = re.compile(rb"(?:^|[/\0]|hpcray\.cli\.)ray(?:\.scripts\.scripts)?\0start(?:\0|$)")
 _COMMAND_OR_SCRIPT = re.compile(
-    _COMMAND.pattern + rb"|^(?:[^\0]*/)?(?:srun|mpirun|mpiexec|ssh|pdsh|ibrun|aprun|jsrun)\0.*?\bray start\b", re.DOTALL
+    _COMMAND.pattern
+    + rb"|^(?:[^\0]*/)?(?:srun|mpirun|mpiexec|ssh|pdsh|ibrun|aprun|jsrun)\0.*?\bray(?:\.scripts\.scripts)? start\b",
+    re.DOTALL,
 )
 
 
@@ -57,7 +62,8 @@ def may_mean_started(address: str | None, environ: Mapping[str, str]) -> bool:
         pass
     except OSError:
         return True
-    return has_session_file(NODE_FILE, environ) or is_being_called(environ)
+    named = (NODE_FILE, REFUSED_FILE)
+    return any(has_session_file(name, environ) for name in named) or is_being_called(environ)
 
 
 def is_being_called(environ: Mapping[str, str], proc: str = "/proc") -> bool:

@@ -5,13 +5,15 @@ and one for each command, which says how far it is. The nodes share it.
     <ident>.call         a `StartCall`; removed when its node ends in order
 
 A node that runs also says so in its session directory, for programs and commands of its host, which need no shared
-directory: `ray_start.json`, a `StartedNode`.
+directory: `ray_start.json`, a `StartedNode`. A command that has failed and could not use the directory leaves its
+`StartCall` beside the session directories of its host: `call-<ident>/ray_start.failed`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterable, Mapping
@@ -22,13 +24,14 @@ import msgspec
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.private_files import CLOSED, PrivateDirectory, read_private_file, write_private_file
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.platform.session_directory import live_sessions
+from hpcray.platform.session_directory import live_sessions, session_root
 from hpcray.ray_start.clusters import StartedCluster, StartedNode
-from hpcray.ray_start.presence import NODE_FILE, start_directory
+from hpcray.ray_start.presence import NODE_FILE, REFUSED_FILE, start_directory
 
 _HINT = "hint: HPCRAY_START_DIR names another directory, of yours alone, that all nodes see"
 STARTING, UP, FAILED = "starting", "up", "failed"
 _CLUSTER, _CALL = ".cluster", ".call"
+_REFUSED = "call-"
 _KEPT = 7 * 86400.0
 """Seconds after which the file of a command that has failed, or was killed, is removed."""
 
@@ -106,6 +109,7 @@ class Registry:
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self.path = start_directory(environ)
+        self._environ = environ
 
     def write_cluster(self, cluster: StartedCluster, join_token: bytes) -> None:
         """Let others find a cluster.
@@ -156,9 +160,34 @@ class Registry:
         return found
 
     def write_call(self, call: StartCall) -> None:
-        """Say how far a command is. A directory that cannot be used keeps nothing."""
-        with contextlib.suppress(StartupError, OSError), open_start_directory(self.path, make=True) as place:
-            place.write(call.ident + _CALL, msgspec.json.encode(call))
+        """Say how far a command is. Where the directory cannot be used, programs of this host learn why it failed."""
+        text = msgspec.json.encode(call)
+        try:
+            with open_start_directory(self.path, make=True) as place:
+                place.write(call.ident + _CALL, text)
+        except (StartupError, OSError):
+            if call.state == FAILED:
+                path = os.path.join(session_root(self._environ), _REFUSED + call.ident)
+                with contextlib.suppress(OSError), PrivateDirectory.open(path, True, CLOSED, ancestors=True) as place:
+                    place.write(REFUSED_FILE, text)
+
+    def refused(self, allocation: str) -> list[StartCall]:
+        """The commands of an allocation on this host that could not use the directory."""
+        return [call for _, call in self._refused_files() if call.allocation == allocation]
+
+    def _refused_files(self) -> list[tuple[str, StartCall]]:
+        found = []
+        root = session_root(self._environ)
+        with contextlib.suppress(OSError):
+            for name in sorted(os.listdir(root)):
+                if name.startswith(_REFUSED):
+                    with (
+                        contextlib.suppress(OSError, msgspec.MsgspecError),
+                        PrivateDirectory.open(os.path.join(root, name), False, CLOSED, ancestors=True) as place,
+                    ):
+                        text = place.read(REFUSED_FILE, CLOSED)
+                        found.append((place.path, msgspec.json.decode(text, type=StartCall)))
+        return found
 
     def remove_call(self, ident: str) -> None:
         """The node of a command has ended in order."""
@@ -180,6 +209,11 @@ class Registry:
             reasons: whether those of commands that have failed go, too.
         """
         host, now = socket.gethostname(), time.time()
+        for path, call in self._refused_files():
+            if reasons and (call.allocation == allocation or now - call.begun > _KEPT):
+                shutil.rmtree(path, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(path))
         with contextlib.suppress(StartupError, OSError):
             for _, call in self._files(_CALL, StartCall):
                 gone = call.is_gone()

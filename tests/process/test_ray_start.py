@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -18,6 +19,9 @@ from pathlib import Path
 
 import pytest
 from helpers.jobs import ROOT
+
+from hpcray.common.ray_version import STANDIN
+from hpcray.platform.private_files import write_private_file
 
 PROGRAM = """\
 import sys, time
@@ -137,6 +141,18 @@ def test_a_head_a_node_and_a_program_as_scripts_write_them(shell: Shell) -> None
     assert "Did not find any active Ray processes" in shell.ray("stop", "-f")
 
 
+def test_rays_module_of_commands_can_be_run_and_called(shell: Shell) -> None:
+    path = os.pathsep.join([STANDIN, shell.environ["PYTHONPATH"]])
+    text = "import sys; from ray.scripts.scripts import main; sys.exit(main(sys.argv[1:]))"
+    for line in (["-m", "ray.scripts.scripts"], ["-c", text]):
+        for words, said in ((["start", "--head", "--num-cpus=1"], "runtime started"), (["stop"], "Stopped all 1")):
+            done = subprocess.run(
+                [sys.executable, *line, *words], env={**shell.environ, "PYTHONPATH": path}, capture_output=True,
+                text=True, timeout=60, cwd=shell.place,
+            )  # fmt: skip
+            assert done.returncode == 0 and said in done.stdout, done
+
+
 def test_a_node_waits_for_its_head_and_block_stays_until_the_head_ends(shell: Shell) -> None:
     port = free_port()
     node = shell.start("start", f"--address=127.0.0.1:{port}", "--num-cpus=1", "--block")
@@ -160,6 +176,30 @@ def test_a_node_that_finds_its_heads_bell_but_no_secret_says_where_it_looked(she
     said = shell.ray("start", f"--address=127.0.0.1:{port}", code=1, HPCRAY_START_DIR=other)
     assert time.monotonic() - began < 10.0
     assert other in said and "HPCRAY_START_DIR" in said and "a bell answers there" in said
+
+
+def test_a_strange_listener_at_the_port_is_told_and_is_no_head(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:  # keeps its connections, and says nothing
+        port = stranger.getsockname()[1]
+        said = shell.ray("start", f"--address=127.0.0.1:{port}", code=1, HPCRAY_HEAD_WAIT="3")
+    assert "something else listens" in said and "no head of hpcray's" in said
+
+
+def test_who_does_not_know_the_secret_of_a_cluster_does_not_join_it(shell: Shell) -> None:
+    port = free_port()
+    shell.ray("start", "--head", f"--port={port}", "--num-cpus=1")
+    (true,) = (shell.place / "clusters").glob("*.cluster")
+    forged = json.loads(true.read_bytes())
+    secret = base64.b64decode(forged["secret"])
+    forged["secret"] = base64.b64encode(secret[:-1] + bytes([secret[-1] ^ 1])).decode()
+    other = shell.place / "forged"
+    other.mkdir(mode=0o700)
+    write_private_file(str(other / true.name), json.dumps(forged).encode())
+    limits = {"HPCRAY_START_DIR": str(other), "HPCRAY_START_TIMEOUT": "2", "HPCRAY_HEAD_WAIT": "3"}
+    said = shell.ray("start", f"--address=127.0.0.1:{port}", code=1, **limits)
+    assert "does not answer" in said
+    assert "nodes 1 sum 210" in shell.program("auto", "1")
+    shell.ray("stop")
 
 
 def test_a_dead_heads_secret_is_known_to_be_stale(shell: Shell) -> None:
@@ -349,6 +389,25 @@ def test_a_program_finds_why_ray_start_failed_in_the_background(shell: Shell) ->
     assert "--porti" in said and "init(address='local')" in said
     for path in (shell.place / "clusters").glob("*.call"):
         path.unlink()
+
+
+def test_a_program_finds_that_ray_start_had_no_place_for_its_secret(shell: Shell) -> None:
+    place = shell.place / "open"
+    place.mkdir()
+    place.chmod(0o755)
+    job = {"SLURM_JOB_ID": "4294967292", "HPCRAY_START_DIR": str(place)}
+    for words in (
+        ("start", "--head"),
+        ("start", "--address=n1:6379"),
+        ("symmetric-run", "--address=localhost:1", "--", "true"),
+    ):
+        assert "chmod 700" in shell.ray(*words, code=1, **job)
+        said = shell.program(text="import hpcray as ray; ray.init()", code=1, **job)
+        assert f"`ray {words[0]}" in said and "cannot keep the secrets" in said and "init(address='local')" in said
+    place.chmod(0o700)
+    shell.ray("start", "--head", "--num-cpus=1", **job)  # and now there is nothing to complain about
+    assert "nodes 1" in shell.program("auto", "1", **job)
+    shell.ray("stop", **job)
 
 
 def test_a_program_that_comes_before_ray_start_waits_for_it(shell: Shell) -> None:

@@ -19,20 +19,24 @@ from helpers.jobs import ROOT
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.sockets import node_ip_address
+from hpcray.ray_start import head_search
 from hpcray.ray_start.allocation_watch import AllocationWatch, allocation_is_over, step_daemons
-from hpcray.ray_start.clusters import StartedCluster
+from hpcray.ray_start.clusters import StartedCluster, parse_cluster_name
 from hpcray.ray_start.flags import START_FLAGS, parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import (
     BELL,
     NOTHING,
     STRANGER,
     Bell,
+    HeadProbe,
     HeadSearch,
     is_of_this_host,
     longest_wait,
     who_listens,
 )
-from hpcray.ray_start.presence import is_being_called
+from hpcray.ray_start.lookup import look
+from hpcray.ray_start.order import Asked
+from hpcray.ray_start.presence import is_being_called, may_mean_started
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
 from hpcray.ray_start.start import StartRequest
@@ -375,6 +379,9 @@ def test_what_a_killed_node_has_left_there_goes_with_the_next(tmp_path: Path) ->
         ("/env/bin/python -m hpcray.cli.ray start --head", False, True),
         ("/bin/sh /env/bin/ray start --head --block", True, True),
         ("srun -N1 -n1 -w n1 ray start --head", False, True),
+        ("/env/bin/python -m ray.scripts.scripts start --head", True, True),
+        ("srun|/env/bin/python|-m|ray.scripts.scripts|start|--head", False, True),
+        ("srun|bash|-c|python -m ray.scripts.scripts start --head", False, True),
         ("/usr/bin/srun|-N1|bash|-c|sleep 3; ray start --head --block", False, True),
         ("/usr/bin/srun|bash|-c|ray start --head; python program.py", True, False),  # of this program's own step
         ("bash|-c|ray start --head; python program.py", False, False),  # what a shell does after this program
@@ -406,13 +413,18 @@ def test_a_directory_of_one_host_is_known_by_its_file_system(tmp_path: Path) -> 
     assert {place: is_of_this_host(place, str(mounts)) for place in places} == places
 
 
-def test_a_node_waits_for_the_head_of_its_own_job_where_another_job_has_one_of_that_name(registry: Registry) -> None:
+def test_a_node_waits_for_the_head_of_its_own_job_where_another_job_has_one_of_that_name(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_search, "who_listens", lambda host, port: BELL)  # of the other job's head
+    monkeypatch.setattr(head_search, "_BELL_INTERVAL", 0.0)
+    monkeypatch.setattr(head_search, "_AFTER_BELL", -1.0)
     registry.write_cluster(
         msgspec.structs.replace(cluster("other"), allocation="slurm-8", names=("n1", "10.0.0.1"), host="n1"), b"{}"
     )
     job = {"SLURM_JOB_NODELIST": "n[1-2]", "HPCRAY_HEAD_WAIT": "60"}
     search = HeadSearch(registry, "n1:6379", "slurm-7", job, print)
-    assert search.next() is None
+    assert search.next() is None and search.next() is None
     elsewhere = HeadSearch(registry, "n1:6379", "slurm-7", {**job, "SLURM_JOB_NODELIST": "n[5-6]"}, print)
     found = elsewhere.next()  # the head is in a job of its own
     assert found is not None and found.cluster.ident == "other"
@@ -421,3 +433,53 @@ def test_a_node_waits_for_the_head_of_its_own_job_where_another_job_has_one_of_t
     )
     found = search.next()
     assert found is not None and found.cluster.ident == "own"
+
+
+def test_a_command_without_a_directory_for_its_secret_leaves_the_reason_on_its_host(tmp_path: Path) -> None:
+    (tmp_path / "open").mkdir(mode=0o755)
+    (tmp_path / "open").chmod(0o755)
+    environ = {"HPCRAY_START_DIR": str(tmp_path / "open"), "HPCRAY_TMPDIR": str(tmp_path), "SLURM_JOB_ID": "7"}
+    registry = Registry(environ)
+    assert not may_mean_started(None, environ)
+    for ident, more in {
+        "on-its-way": {},
+        "mine": {"state": FAILED},
+        "other": {"allocation": "slurm-8", "state": FAILED},
+    }.items():
+        registry.write_call(call(ident, **more))
+    assert [found.ident for found in registry.refused("slurm-7")] == ["mine"]
+    assert may_mean_started(None, environ)
+    assert [found.ident for found in look(Asked(), environ).calls] == ["mine"]
+    registry.sweep("slurm-7", reasons=False)
+    assert registry.refused("slurm-7")
+    registry.sweep("slurm-7")
+    assert not registry.refused("slurm-7") and registry.refused("slurm-8")
+    registry.sweep("slurm-8")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["open"]
+
+
+def test_a_head_without_a_bell_is_looked_for_in_every_job_of_this_user_on_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = {
+        "squeue": 'case "$*" in *--me*) printf "7 x[1-2]\\n8 x9\\n9 x[3-4]\\n10 x4\\n";; esac',
+        "srun": f'echo "$*" >> {tmp_path}/steps; case "$*" in *jobid=10*) exit 0;; esac; exec sleep 60',
+    }
+    for name, body in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    name = parse_cluster_name("x4.cluster:6379")
+    assert name is not None
+    probe = HeadProbe.of(name, "slurm-7", {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "x[1-2]"})
+    assert probe is not None
+    until = time.monotonic() + 20.0
+    while not probe.is_up and time.monotonic() < until:
+        time.sleep(0.01)
+    assert probe.is_up and not probe.is_over
+    probe.close()
+    assert probe.is_over
+    steps = (tmp_path / "steps").read_text()
+    assert "--jobid=9 --nodelist=x4" in steps and "--jobid=10 --nodelist=x4" in steps and "--jobid=8" not in steps
+    nobody = parse_cluster_name("x77:6379")
+    assert nobody is not None and HeadProbe.of(nobody, "slurm-7", {}) is None  # its job may begin later

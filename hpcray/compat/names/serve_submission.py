@@ -1,4 +1,5 @@
-"""`ray.dashboard.modules.serve.sdk`: the commands `serve deploy`, `status`, `config` and `shutdown`.
+"""`ray.dashboard.modules.serve.sdk`: the commands `serve deploy`, `status`, `config` and `shutdown`; and the command
+`ray` as a function, of `ray.scripts.scripts`.
 
 Ray's send HTTP requests to the dashboard. Here the process joins the job of this user on this node and asks the
 controller of Serve itself.
@@ -10,11 +11,14 @@ import contextlib
 import json
 import logging
 import os
-from typing import Any
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import hpcray
 from hpcray.api.session import is_initialized
 from hpcray.common.exceptions import RayActorError
+from hpcray.platform.process_control import module_line
 
 logger = logging.getLogger("ray.serve")
 
@@ -114,3 +118,18 @@ class ServeSubmissionClient:
             return _get_global_client()
         except RayServeException:
             return None
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Become the command `ray`: this process ends with its exit code.
+
+    Args:
+        args: its words; None: those of this process.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    line = module_line("hpcray.cli.ray", *(sys.argv[1:] if args is None else args))
+    os.execv(line[0], line)
+
+
+cli = main

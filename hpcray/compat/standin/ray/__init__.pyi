@@ -36,6 +36,7 @@ from ray import remote_function as remote_function
 from ray import runtime_context as runtime_context
 from ray import runtime_env as runtime_env
 from ray import ray_constants as ray_constants
+from ray import scripts as scripts
 from ray import worker as worker
 from ray import train as train
 from ray import state as state
