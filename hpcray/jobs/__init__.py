@@ -25,6 +25,11 @@ from hpcray.platform.private_files import read_private_file, write_private_file
 CALL, DRIVER, OUTCOME, CHECKPOINT, CANCELLED = ("call.pkl", "driver.json", "outcome.pkl", "checkpoint.pkl", "cancelled")
 VALUE, ERROR, EXIT, LOST = "value", "error", "exit", "lost"
 
+# Files of a job in PBS or Flux; submitit has the job's id in their names, which the submission does not know.
+STEM, LAUNCH = "batch", "launch.pkl"
+SCRIPT_OUTPUT = "script.out"
+"""File of the output of the batch script itself: why Python did not start."""
+
 
 @dataclass(frozen=True)
 class PickledCall:

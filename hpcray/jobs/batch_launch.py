@@ -3,6 +3,9 @@
 submitit calls a `BatchLaunch` in the batch process, which starts all nodes. The process stays until the launch has
 ended, for three reasons: it writes the result, it signals the driver when the time is up, and it gives a job that is to
 start again back to the queue. Rank 0 runs the driver: `python -m hpcray.jobs.batch_launch FOLDER`.
+
+submitit does not know PBS and Flux. There `python -m hpcray.jobs.batch_launch FOLDER batch` is the batch process: it
+calls the `BatchLaunch` that the submission has left in the job's folder, and leaves its outcome there.
 """
 
 from __future__ import annotations
@@ -34,8 +37,10 @@ from hpcray.jobs import (
     DRIVER,
     ERROR,
     EXIT,
+    LAUNCH,
     LOST,
     OUTCOME,
+    STEM,
     VALUE,
     JobOutcome,
     PickledCall,
@@ -43,12 +48,14 @@ from hpcray.jobs import (
     read_pickle,
     write_pickle,
 )
-from hpcray.platform.private_files import read_private_file, write_private_file
+from hpcray.platform.private_files import append_private_file, read_private_file, write_private_file
 from hpcray.platform.process_control import die_with_parent, module_line
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.sockets import node_ip_address
 from hpcray.runtime.node.options import NodeOptions
 
+BATCH = "batch"
+"""Second argument of the batch process in PBS and Flux."""
 TIME_IS_UP = signal.SIGUSR2
 _DRAIN = signal.SIGUSR1
 _EXIT_DRAINED = 75  # EX_TEMPFAIL of sysexits.h: drained, or checkpointed; try again later
@@ -309,5 +316,23 @@ def _offer_checkpoint(
     write_private_file(str(folder / DRIVER), known.encode())
 
 
+def run_batch(folder: Path) -> int:
+    """Be the batch process of a job in PBS or Flux. Returns its exit code."""
+    for fd, stream in ((1, "out"), (2, "err")):
+        log = append_private_file(str(folder / f"{STEM}_0_log.{stream}"))
+        os.dup2(log, fd)
+        os.close(log)
+    os.environ["SUBMITIT_FOLDER"] = str(folder)
+    result = folder / f"{STEM}_0_result.pkl"
+    try:
+        outcome = read_pickle(folder / LAUNCH)()
+    except Exception:
+        traceback.print_exc()
+        write_pickle(result, ("error", traceback.format_exc()))
+        return 1
+    write_pickle(result, ("success", outcome))
+    return 0 if outcome.ok else outcome.code or 1
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit((run_batch if sys.argv[2:] == [BATCH] else main)(Path(sys.argv[1])))

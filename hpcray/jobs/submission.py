@@ -22,9 +22,8 @@ from typing import Any
 from hpcray.autoscaler.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.common.config import parse_size
 from hpcray.common.exceptions import SubmitError
-from hpcray.jobs import PickledCall, write_pickle
-from hpcray.jobs.batch_job import LAUNCH, SCRIPT_OUTPUT
-from hpcray.jobs.batch_launch import TIME_IS_UP, BatchLaunch
+from hpcray.jobs import LAUNCH, SCRIPT_OUTPUT, PickledCall, write_pickle
+from hpcray.jobs.batch_launch import BATCH, TIME_IS_UP, BatchLaunch
 from hpcray.jobs.batch_queues import submit_batch
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, jobs_folder, make_folder
 from hpcray.platform.allocation import run_command
@@ -373,7 +372,7 @@ def batch_request(request: JobRequest, output: str) -> BatchRequest:
 
 
 def _batch_script(folder: Path) -> str:
-    command = _python_line("hpcray.jobs.batch_job", folder)
+    command = _python_line("hpcray.jobs.batch_launch", folder, BATCH)
     return f"#!/bin/sh\ncd {shlex.quote(os.getcwd())} || exit 1\nexec {command}\n"
 
 
@@ -464,13 +463,13 @@ def _local(submitit: Any, request: JobRequest, folder: Path) -> Any:
     return executor
 
 
-def _python_line(module: str, folder: Path) -> str:
-    """The shell's words that run a module with a folder: they find this hpcray also where none is installed, search no
-    working directory, and keep submitit silent."""
+def _python_line(module: str, folder: Path, *words: str) -> str:
+    """The shell's words that run a module with a folder and further words. They find this hpcray also where none is
+    installed, search no working directory, and keep submitit silent."""
     root = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     found = [] if root.startswith(sys.prefix + os.sep) else [f"PYTHONPATH={path}"]
-    return shlex.join(["env", "SUBMITIT_LOG_LEVEL=CRITICAL", *found, *module_line(module, str(folder))])
+    return shlex.join(["env", "SUBMITIT_LOG_LEVEL=CRITICAL", *found, *module_line(module, str(folder), *words)])
 
 
 @contextlib.contextmanager

@@ -25,8 +25,17 @@ from typing import Any, Generic, TypeVar
 from hpcray.autoscaler.batch_systems import FLUX, PBS
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.task_errors import RayTaskError
-from hpcray.jobs import CANCELLED, ERROR, EXIT, VALUE, JobOutcome, batch_queues, read_pickle
-from hpcray.jobs.batch_job import SCRIPT_OUTPUT, STEM
+from hpcray.jobs import (
+    CANCELLED,
+    ERROR,
+    EXIT,
+    SCRIPT_OUTPUT,
+    STEM,
+    VALUE,
+    JobOutcome,
+    batch_queues,
+    read_pickle,
+)
 from hpcray.jobs.batch_queues import cancel_batch, query_batch
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.private_files import (

@@ -120,6 +120,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 430,
+    "whole": 429,
 }
 """Files of the package, those of compat/standin left out."""
