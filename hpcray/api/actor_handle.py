@@ -311,7 +311,8 @@ class ActorHandle(Generic[C]):
             if name not in _BUILT_IN or "_methods" not in self.__dict__:
                 raise AttributeError(
                     f"'ActorHandle' object has no attribute {name!r}: the actor class "
-                    f"{self.__dict__.get('_class_name', '?')!r} has no method of this name"
+                    f"{self.__dict__.get('_class_name', '?')!r} has no method of this name."
+                    f"{did_you_mean([name], self.__dict__.get('_methods', ()))}"
                 )
             options = {}
         plan = self._plans[name] = _Plan(options, self._retries)

@@ -105,7 +105,7 @@ def get(
             return get(object_refs.wait(timeout))
         raise ValueError(
             f"Invalid type of object refs, {type(object_refs)}, is given. "
-            "'object_refs' must either be an ObjectRef or a list of ObjectRefs."
+            f"'object_refs' must either be an ObjectRef or a list of ObjectRefs.{process.diagnostics.hint(object_refs)}"
         )
     refs = list(object_refs)
     if set(map(type, refs)) != _REFS_ALONE:
@@ -113,7 +113,10 @@ def get(
             return _get_of_compiled_graph(refs, timeout)
         for ref in refs:
             if not isinstance(ref, ObjectRef):
-                raise TypeError(f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef.")
+                raise TypeError(
+                    f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef."
+                    f"{process.diagnostics.hint(ref)}"
+                )
     return process.get(refs, timeout) if refs else []
 
 

@@ -547,6 +547,26 @@ class ObjectInventory:
                 }
         self._engine.send(src, m.GcsReply(msg.req, True, msgspec.msgpack.encode(rows)))
 
+    # ------------------------------------------------------------ hints
+
+    def hint(self, value: Any) -> str:
+        """Return " hint: ..." for what `get` takes no value of, as it is neither a ref nor a list of refs."""
+        if isinstance(value, dict):
+            return " hint: of a dict `d` of refs, dict(zip(d, ray.get(list(d.values())))) has the values"
+        if isinstance(value, list):
+            return " hint: a list of lists needs a `get` for each of them"
+        if isinstance(value, (tuple, set, frozenset, Iterator)):
+            return " hint: ray.get(list(...))"
+        if hasattr(value, "__ray_metadata__"):
+            return " hint: .remote(...) of an actor class makes an actor; the calls of its methods return refs"
+        if hasattr(type(value), "_ray_actor_id"):
+            return " hint: it is an actor: the calls of its methods, handle.method.remote(...), return refs"
+        if hasattr(value, "remote"):
+            return " hint: it has not been called: its .remote(...) returns a ref"
+        if callable(value):
+            return " hint: @ray.remote makes a remote function of it, whose .remote(...) returns a ref"
+        return " hint: this is the value itself" if isinstance(value, (str, bytes, int, float, type(None))) else ""
+
     # ------------------------------------------------------------ free
 
     def free(self, refs: Iterable[ObjectRef[Any]], local_only: bool) -> None:

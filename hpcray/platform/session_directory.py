@@ -66,6 +66,8 @@ _LONGEST_SOCKET_NAME = "4294967295.s"
 _LONGEST_COMMAND_LINE = 4096  # bytes
 _REFRESH_INTERVAL = 6 * 3600.0
 """Seconds between two updates of the times of a session's files."""
+_LEAST_ROOM = 1 << 20
+"""Bytes that must be free where a session directory is made: its files are small, the logs of a job are not."""
 _NAME = re.compile(r"[0-9a-f]{8}")
 _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -137,6 +139,8 @@ class SessionDirectory:
         if passed_over:
             print(f"hpcray: session directories are in {root}: {passed_over}", file=sys.stderr)
             _make_parent(root)
+        if full := _full(os.path.dirname(root)):
+            raise SessionError(full)
         with _locked_root(root):
             _sweep(root)
             while True:
@@ -262,7 +266,7 @@ def _choose_root(environ: Mapping[str, str]) -> tuple[str, str]:
         exposed = exposed_directory(parent)
         if variable == _TMPDIR and (exposed is None or exposed.path == os.path.realpath(parent)):
             return root, ""  # it is used as the user says, or refused
-        problem = str(exposed or _taken(root))
+        problem = str(exposed or _taken(root) or _full(parent))
         if not problem:
             return root, passed_over
         passed_over = passed_over or problem
@@ -276,6 +280,19 @@ def _taken(root: str) -> str:
     except OSError:
         return ""
     return "" if owner == os.getuid() else f"{root} belongs to uid {owner}; hint: set {_TMPDIR} to a directory of yours"
+
+
+def _full(directory: str) -> str:
+    """The reason why a session does not fit into a directory; "" if it does, or that is not known."""
+    try:
+        room = os.statvfs(directory)
+    except OSError:
+        return ""
+    free = room.f_bavail * room.f_frsize
+    if free >= _LEAST_ROOM and (room.f_favail or not room.f_files):
+        return ""
+    what = f"{free >> 10} KiB are free" if free < _LEAST_ROOM else "no file can be made"
+    return f"{directory} is full: {what}; hint: set {_TMPDIR} to a directory that has room"
 
 
 def _make_parent(root: str) -> None:

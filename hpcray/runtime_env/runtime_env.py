@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
@@ -174,8 +175,11 @@ class RuntimeEnv(dict[str, Any]):
         _check_combination(given)
         unknown = set(given) - self.known_fields
         if unknown and not os.environ.get(PLUGINS_VARIABLE):
+            near = [name for word in sorted(unknown) for name in get_close_matches(word, SUPPORTED_FIELDS, 1)]
             logger.warning(
-                "The following unknown entries in the runtime_env dictionary will be ignored: %s.", sorted(unknown)
+                "The following unknown entries in the runtime_env dictionary will be ignored: %s.%s",
+                sorted(unknown),
+                f" Did you mean {', '.join(near)}?" if near else "",
             )
         for field, value in given.items():
             self[field] = value

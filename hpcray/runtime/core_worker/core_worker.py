@@ -74,6 +74,9 @@ class Diagnostics(Protocol):
     def explain(self, missing: Sequence[bytes], timeout: float | None) -> str:
         """Return the text of a GetTimeoutError (engine's lock held)."""
 
+    def hint(self, value: object) -> str:
+        """Return what to do with a value that is neither a ref nor a list of refs, for the error of `get`."""
+
     def introspect(self, what: str, args: Any) -> Any:
         """Answer a question of this process about itself, as another process would get it."""
 

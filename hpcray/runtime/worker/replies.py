@@ -251,7 +251,11 @@ class Replies:
             for item in values:
                 index = len(returns)
                 if index == num_returns:
-                    print(f"hpcray: a generator yields more than num_returns={num_returns} values", file=sys.stderr)
+                    print(
+                        f"hpcray: the generator that a task returned yields more than num_returns={num_returns} "
+                        "values, which are lost; hint: return a list, or write the task itself with `yield`",
+                        file=sys.stderr,
+                    )
                     break
                 known = want is not None and index not in want  # its owner still has that of an earlier run
                 returns.append(m.Returned(b"") if known else self.returned(src, task, index, *serialize(item)))
