@@ -33,9 +33,9 @@ class Worker:
     def rank(self):
         return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
-nodes = value("trainer.nnodes", "--actor_num_nodes", "cluster.num_nodes", "trainer.placement.policy_num_nodes",
+nodes = value("trainer.nnodes", "--actor.num_nodes", "cluster.num_nodes", "trainer.placement.policy_num_nodes",
               "--pipeline-parallel-size")
-gpus = value("trainer.n_gpus_per_node", "--actor_num_gpus_per_node", "cluster.gpus_per_node",
+gpus = value("trainer.n_gpus_per_node", "--actor.num_gpus_per_node", "cluster.gpus_per_node",
              "trainer.placement.policy_num_gpus_per_node", "--tensor-parallel-size")
 if not ray.is_initialized():
     ray.init(runtime_env={"env_vars": {"TOKENIZERS_PARALLELISM": "true"}})
@@ -96,7 +96,7 @@ def submit(slurm: Slurm) -> Submit:
     ("name", "arguments"),
     [
         ("verl", ["data.train_batch_size=8"]),
-        ("openrlhf", ["--pretrain", "none"]),
+        ("openrlhf", ["--actor.model_name_or_path", "none"]),
         ("nemo-rl", ["driver.py"]),
         ("skyrl", ["trainer.epochs=1"]),
         ("vllm-serve", ["none", "--port", "8000"]),

@@ -162,6 +162,21 @@ ray stop; srun rm -rf /tmp/home
     assert "/tmp/home/.hpcray/clusters" in shown and "HPCRAY_START_DIR" in shown
 
 
+def test_homes_that_are_not_shared_are_named_where_the_head_is_in_another_job_too(scripts: Scripts) -> None:
+    home = "export HOME=/tmp/home; mkdir -p -m 700 $HOME; trap 'ray stop; rm -rf $HOME' EXIT\n"
+    scripts.environ.pop("HPCRAY_START_DIR")
+    node = home + 'ray start --address=n1:6379 --num-cpus=1 --block; echo "code $?"\n'
+    waits = scripts.submit(node + "touch over", "-N1", "--nodelist=n2", name="node")  # begins before its head's job
+    scripts.slurm.wait(lambda: any(scripts.slurm.place.glob("node-*.out")), "the node's job")
+    time.sleep(4.0)
+    head = home + "ray start --head --num-cpus=1; while [ ! -e over ]; do sleep 0.1; done\n"
+    job = scripts.submit(head, "-N1", "--nodelist=n1", name="head")  # without --port, and so without a bell
+    _, shown = scripts.code(waits)
+    scripts.code(job)
+    assert "code 1" in shown, shown
+    assert "/tmp/home/.hpcray/clusters" in shown and "HPCRAY_START_DIR" in shown and "on its host" in shown
+
+
 def test_a_node_that_its_site_kills_with_its_step_is_named_by_the_program(scripts: Scripts) -> None:
     body = """\
 export nodes_of='[h]pcray-raylet|[h]pcray.cli.ray'

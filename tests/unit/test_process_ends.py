@@ -64,3 +64,23 @@ listener.detach()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "refused\n", done.stderr
+
+
+def test_a_process_that_is_late_closes_what_listens_before_it_breaks_off() -> None:
+    code = """
+import os, socket, time
+from hpcray.runtime.node import shutdown
+listener = socket.create_server(("127.0.0.1", 0))
+leave = os._exit
+def look(code):
+    try:
+        socket.create_connection(address, 5)
+    except ConnectionRefusedError:
+        print("refused", flush=True)
+    leave(code)
+address, os._exit = listener.getsockname(), look
+with shutdown.watchdog(0.05, "", 3):
+    time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (3, "refused\n"), done.stderr

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from hpcray.platform.fork_server import ForkServerClient
 from hpcray.platform.process_tree import descendants, kill_descendants
 from hpcray.platform.session_directory import SessionDirectory
+from hpcray.platform.sockets import close_listeners
 from hpcray.runtime.node.child_process import DriverChild
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import LocalProcesses
@@ -185,6 +186,7 @@ def watchdog(seconds: float, text: str, code: int) -> Iterator[None]:
         with contextlib.suppress(OSError):
             if text:
                 print(text, file=sys.stderr, flush=True)
+        close_listeners()
         os._exit(code)
 
     timer = threading.Timer(seconds, end)
