@@ -99,7 +99,7 @@ def wait_for(*command):
 ray.init()
 refs = [
     wait_for.remote("ssh", *sys.argv[1:]),
-    wait_for.remote("srun", "--overlap", "-N1", "-n1", "sh", "-c"),
+    wait_for.remote("srun", "--overlap", "--mem=0", "-N1", "-n1", "sh", "-c"),
 ]
 print("MARK", flush=True)
 for ended in ray.get(refs):
