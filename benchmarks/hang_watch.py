@@ -26,7 +26,6 @@ from typing import Any
 
 import msgspec
 
-from hpcray.common.ids import raylet_of
 from hpcray.diagnostics.process_activity import ActivityMeter
 from hpcray.hangs.messages import ProcessLook
 from hpcray.hangs.watcher import StillnessWatch
@@ -59,7 +58,9 @@ class Nodes:
     def ask_many(
         self, questions: Mapping[bytes, Callable[..., Any]], patience: float, gone: set[bytes]
     ) -> dict[bytes, Any]:
-        replies = [(proc, self._answer(m.encode([make(number)]))) for number, (proc, make) in enumerate(questions.items())]
+        replies = [
+            (proc, self._answer(m.encode([make(number)]))) for number, (proc, make) in enumerate(questions.items())
+        ]
         return {proc: msgspec.msgpack.decode(m.decode(reply)[0].value) for proc, reply in replies}
 
     def _answer(self, question: bytes) -> bytes:

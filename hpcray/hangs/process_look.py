@@ -169,9 +169,10 @@ class _Look:
     def _wait(self, frame: FrameType, ident: int, call: bytes, place: str) -> WaitLook:
         local, entries = frame.f_locals, self._process.table.entries
         if frame.f_code is _NEXT:
-            item = local.get("oid", b"")
-            missing = [item] if item in entries and not entries[item].available else []
-            return WaitLook(ident, len(missing), missing, -1.0, call, place)
+            # Of an item nobody knows who makes it; of the end of its task, which comes after the item, one does.
+            wanted = [local.get("oid", b""), local["self"]._completed._id]
+            missing = [oid for oid in wanted if oid in entries and not entries[oid].available]
+            return WaitLook(ident, min(1, len(missing)), missing[-1:], -1.0, call, place)
         limit = local.get("timeout")
         timeout = -1.0 if limit is None else max(0.0, float(limit))
         oids = local.get("oids") or ()
