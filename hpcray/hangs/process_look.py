@@ -170,8 +170,8 @@ class _Look:
         local, entries = frame.f_locals, self._process.table.entries
         if frame.f_code is _NEXT:
             # Of an item nobody knows who makes it; of the end of its task, which comes after the item, one does.
-            wanted = [local.get("oid", b""), local["self"]._completed._id]
-            missing = [oid for oid in wanted if oid in entries and not entries[oid].available]
+            parts = [local.get("oid", b""), local["self"]._completed._id]
+            missing = [oid for oid in parts if oid in entries and not entries[oid].available]
             return WaitLook(ident, min(1, len(missing)), missing[-1:], -1.0, call, place)
         limit = local.get("timeout")
         timeout = -1.0 if limit is None else max(0.0, float(limit))

@@ -33,6 +33,7 @@ class Client:
 
 ray.init()
 server, client = Server.remote(), Client.remote()
-refs = [server.talk.remote(), client.talk.remote(ray.get(server.port.remote()))]
+port = ray.get(server.port.remote())
+refs = [server.talk.remote(), client.talk.remote(port)]
 print("MARK", flush=True)
 ray.get(refs)
