@@ -333,7 +333,7 @@ _LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.s
 _JOB_MODULES = (
     "hpcray", "threading", "_thread", "queue", "_queue", "concurrent", "multiprocessing", "subprocess", "logging",
 )  # fmt: skip
-"""Modules whose objects tell of nothing outside of the job."""
+"""Modules whose objects show nothing outside of the job."""
 _PURE = frozenset(
     {all, any, bool, bytes, dict, enumerate, float, frozenset, int, isinstance, len, list, max, min, print, range, repr,
      reversed, set, sorted, str, sum, tuple, type, zip}
@@ -671,7 +671,7 @@ class _LoopReader:
                 self._names[one.id] = first if alike and one is target else _UNKNOWN
 
     def _value(self, node: ast.AST) -> Any:
-        """Return what an expression is now; `_UNKNOWN` if that cannot be told without doing something."""
+        """Return what an expression is now; `_UNKNOWN` if that cannot be known without a call."""
         if isinstance(node, ast.Constant):
             return node.value
         if isinstance(node, ast.Name):
@@ -704,12 +704,12 @@ class _LoopReader:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True for values whose operators do nothing: those of Python, and of modules that tell of the job alone."""
+    """Return True for values whose operators do nothing: those of Python, and of modules that show the job alone."""
     return isinstance(value, (*_CONTAINERS, *_DEFINITIONS)) or _is_of_the_job(value)
 
 
 def _is_of_the_job(value: Any) -> bool:
-    """Return True for functions and objects of modules that tell of nothing outside of the job."""
+    """Return True for functions and objects of modules that show nothing outside of the job."""
     owner = value if isinstance(value, _DEFINITIONS) else type(value)
     return str(getattr(owner, "__module__", "")).partition(".")[0] in _JOB_MODULES
 

@@ -24,7 +24,7 @@ LEAST_BURST = 0.03
 LOOKS_APART = 6.0
 """Seconds between the two looks."""
 _LONGEST_POLL = 5.0
-"""Seconds; a wait of hpcray's with a longer timeout ends by itself, as far as two looks can tell."""
+"""Seconds; a wait of hpcray's with a longer timeout ends by itself, as far as two looks show."""
 _BETWEEN_LOOKS = 2.0
 """Rounds that one round may take, until it is plain that this process itself was stopped."""
 _LOOPBACK = ("127.", "::1")

@@ -1,4 +1,4 @@
-"""A program that waits for a detached actor until somebody opens its gate.
+"""A program that waits for a detached actor until another program opens its gate.
 
 kind: healthy
 cause: A program to come may find the actor by its name, and call it.
