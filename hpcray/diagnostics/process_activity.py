@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import struct
 import sys
 from collections.abc import Collection, Iterable
 
@@ -38,9 +39,14 @@ _COMMANDS = b"hpcray.cli"
 _WAKE_BYTES = 8
 """Bytes that a thread of hpcray reads and writes to be woken: those of an eventfd."""
 _MOST_THREADS = 64
+_MOST_POLLED = 1024
+_POLLED = struct.Struct("ihh")
+_CHANNELS = ("pipe:", "socket:", "anon_inode:[eventfd]")
+"""What only processes that have it open can write to, but for sockets without a connection."""
 _LOOKS_PER_SEARCH = 10
 """Looks after which all processes of the host are looked at again: their numbers may have been given anew."""
-_LOOPBACK = ("127.", "::1")
+_NETLINK_SOCK_DIAG, _SOCK_DIAG, _DUMP, _SHOW_PEER, _PEER, _DONE, _ERROR, _ALL = 4, 20, 0x301, 4, 2, 3, 2, 0xFFFFFFFF
+"""The kernel's numbers for a question for all Unix sockets and their peers."""
 _LISTENS = "0A"
 _CONNECTED = ("01", "02")
 """States of TCP sockets in /proc: established, and about to be."""
@@ -108,11 +114,38 @@ def kernel_wait(pid: int, thread: int) -> KernelWait:
     if timeout >= 0 and arguments[timeout] not in ((0,) if pointer else _UNTIMED_INT):
         kind = TIMED
     target, descriptor = "", -1
+    if kind == POLL:
+        target = _polled(pid, _NUMBERS[int(words[0])], arguments)
     if kind in (READ, ACCEPT, FILE_LOCK):
         descriptor = arguments[0]
         with contextlib.suppress(OSError):
             target = os.readlink(f"/proc/{pid}/fd/{arguments[0]}")
     return KernelWait(kind, target, descriptor, switches)
+
+
+def _polled(pid: int, call: str, arguments: list[int]) -> str:
+    """Return the pipes and sockets that a thread polls; "" where it polls anything else, or that cannot be seen."""
+    numbers: set[int] = set()
+    with contextlib.suppress(OSError, ValueError, struct.error):
+        if call.startswith("epoll"):
+            with open(f"/proc/{pid}/fdinfo/{arguments[0]}", encoding="ascii") as file:
+                numbers = {int(line.split()[1]) for line in file if line.startswith("tfd:")}
+        else:
+            with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+                numbers = _polled_numbers(memory.fileno(), call, arguments)
+        targets = {os.readlink(f"/proc/{pid}/fd/{number}") for number in numbers}
+        if 0 not in numbers and all(one.startswith(_CHANNELS) for one in targets):
+            return " ".join(sorted(targets))
+    return ""
+
+
+def _polled_numbers(memory: int, call: str, arguments: list[int]) -> set[int]:
+    if call.endswith("poll"):
+        array = os.pread(memory, _POLLED.size * min(arguments[1], _MOST_POLLED), arguments[0])
+        return {number for number, _, _ in _POLLED.iter_unpack(array) if number >= 0}
+    size = (min(arguments[0], _MOST_POLLED) + 63) // 64 * 8
+    sets = [int.from_bytes(os.pread(memory, size, place), "little") for place in arguments[1:4] if place]
+    return {number for number in range(8 * size) if any(bits >> number & 1 for bits in sets)}
 
 
 def _switches(place: str) -> int:
@@ -176,48 +209,126 @@ class ActivityMeter:
 
 
 def waits_of(roots: Iterable[int], spared: Collection[int]) -> list[ProcessWait]:
-    """Return what the processes below `roots` wait for, `spared` ones left out."""
-    found = []
-    for pid, state, _, _ in _processes_below(roots, set()):
+    """Return what the processes below `roots` wait for. `spared` ones are hpcray's own."""
+    found, below = [], _processes_below(roots, set())
+    held = {pid: _held_by(pid) for pid, _, _, _ in below}
+    for pid, state, _, _ in below:
         if pid in spared or _is_ours(pid):
+            found.append(ProcessWait(pid, _name(pid), state, [], *_connections(pid, held[pid]), ours=True))
             continue
         threads: list[str] = []
         with contextlib.suppress(OSError):
             threads = os.listdir(f"/proc/{pid}/task")
         waits = [kernel_wait(pid, int(thread)) for thread in threads[:_MOST_THREADS]]
-        found.append(ProcessWait(pid, _name(pid), state, waits, *_connections(pid)))
+        found.append(ProcessWait(pid, _name(pid), state, waits, *_connections(pid, held[pid])))
+    wanted = {
+        target
+        for one in found
+        for thread in one.threads
+        if thread.kind in (READ, POLL)
+        for target in thread.target.split()
+    }
+    outside = _held_outside(wanted, held) if wanted else set()
+    for one in found:
+        one.outside = sorted(outside & {target for thread in one.threads for target in thread.target.split()})
     return found
 
 
-def _connections(pid: int) -> tuple[list[str], bool]:
-    """Return the other hosts to which a process has TCP connections, and whether it listens."""
-    inodes = set()
+def _held_by(pid: int) -> set[str]:
+    """Return what a process has open, as /proc names it."""
+    found: set[str] = set()
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/fd/{name}")
-                if target.startswith("socket:["):
-                    inodes.add(target[8:-1])
-    peers: set[str] = set()
-    listens = False
-    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)) if inodes else ():
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def _held_outside(targets: set[str], held: dict[int, set[str]]) -> set[str]:
+    """Return those pipes and sockets to which a process may write that is none of `held`."""
+    everything = set[str]().union(*held.values())
+    pipes = {one for one in targets if one.startswith("pipe:")}
+    outside: set[str] = set()
+    for name in os.listdir("/proc") if pipes else ():
+        if name.isdigit() and int(name) not in held and not pipes <= outside:
+            outside |= pipes & _held_by(int(name))
+    sockets = {one for one in targets if one.startswith("socket:")}
+    if sockets:
+        peers = _unix_peers()
+        connected = {f"socket:[{row.inode}]" for row in _tcp_sockets(os.getpid()) if row.state != _LISTENS}
+        for one in sockets - connected:
+            if peers.get(one) not in everything:
+                outside.add(one)
+    return outside
+
+
+class _TcpSocket(Struct):
+    own: str
+    other: str
+    state: str
+    inode: str
+
+
+def _tcp_sockets(pid: int) -> Iterable[_TcpSocket]:
+    """The TCP sockets of the network that a process sees."""
+    for table, family in ("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/net/{table}", encoding="ascii") as file:
             for line in file.readlines()[1:]:
                 words = line.split()
-                if words[9] in inodes:
-                    listens = listens or words[3] == _LISTENS
-                    peer = _address(words[2].partition(":")[0], family)
-                    if words[3] in _CONNECTED and not peer.startswith(_LOOPBACK):
-                        peers.add(peer)
-    return sorted(peers), listens
+                yield _TcpSocket(_address(words[1], family), _address(words[2], family), words[3], words[9])
+
+
+def _unix_peers() -> dict[str, str]:
+    """Return the other end of each connected Unix socket, both as /proc names them; {} where the kernel hides it."""
+    question = struct.pack(
+        "=IHHIIBBHIIIII", 40, _SOCK_DIAG, _DUMP, 1, 0, socket.AF_UNIX, 0, 0, _ALL, 0, _SHOW_PEER, 0, 0
+    )
+    found: dict[str, str] = {}
+    with (
+        contextlib.suppress(OSError, struct.error),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as asker,
+    ):
+        asker.settimeout(1.0)
+        asker.send(question)
+        while True:
+            data = asker.recv(1 << 17)
+            while len(data) >= 16:
+                length, kind = struct.unpack_from("=IH", data)
+                if kind in (_DONE, _ERROR):
+                    return found
+                (inode,) = struct.unpack_from("=I", data, 20)
+                at = 32
+                while at + 4 <= length:
+                    size, attribute = struct.unpack_from("=HH", data, at)
+                    if attribute == _PEER:
+                        (peer,) = struct.unpack_from("=I", data, at + 4)
+                        found[f"socket:[{inode}]"] = f"socket:[{peer}]"
+                    at += max(4, (size + 3) & ~3)
+                data = data[(length + 3) & ~3 :]
+    return found
+
+
+def _connections(pid: int, held: set[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the TCP connections of a process, and the addresses at which it waits for some."""
+    ends: list[tuple[str, str]] = []
+    listens: list[str] = []
+    if any(one.startswith("socket:") for one in held):
+        for row in _tcp_sockets(pid):
+            if f"socket:[{row.inode}]" in held:
+                if row.state == _LISTENS:
+                    listens.append(row.own)
+                elif row.state in _CONNECTED:
+                    ends.append((row.own, row.other))
+    return sorted(ends), sorted(listens)
 
 
 def _address(digits: str, family: int) -> str:
-    """Return an IP address that /proc shows as words of the machine's byte order."""
-    raw = bytes.fromhex(digits)
+    """Return an address with its port, which /proc shows as words of the machine's byte order."""
+    host, _, port = digits.partition(":")
+    raw = bytes.fromhex(host)
     words = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4)) if sys.byteorder == "little" else raw
     text = socket.inet_ntop(family, words)
-    return text.removeprefix("::ffff:")
+    return f"{text.removeprefix('::ffff:')}:{int(port, 16)}"
 
 
 def _has_moved(before: tuple[int, int, int, int], now: tuple[int, int, int, int]) -> bool:

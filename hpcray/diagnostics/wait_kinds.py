@@ -16,8 +16,9 @@ class KernelWait(Struct, frozen=True):
 
     Attributes:
         kind: one of those above. target, descriptor: what a READ, ACCEPT or FILE_LOCK waits at, as /proc names it, and
-            its number; -1: none. switches: how often the thread has waited so far: a wait that goes on leaves it as it
-            is.
+            its number; -1: none. The target of a POLL is all that it waits at, with spaces between, if these are pipes
+            and sockets other than its input; "" if not. switches: how often the thread has waited so far: a wait that
+            goes on leaves it as it is.
     """
 
     kind: str
@@ -44,13 +45,17 @@ class ProcessWait(Struct):
     """One process, and the waits of its threads.
 
     Attributes:
-        state: the kernel's letter. peers: IP addresses of other hosts to which it has TCP connections. listens: whether
-            it waits for TCP connections.
+        state: the kernel's letter. ours: whether it runs nothing of a program's; its threads are left out.
+        connections: its ends of TCP connections, as (own, other) addresses with ports. listens: the addresses at which
+            it waits for TCP connections. outside: of the targets of its threads those with an end in a process that is
+            none of this node's, or that any process may write to.
     """
 
     pid: int
     name: str
     state: str
     threads: list[KernelWait]
-    peers: list[str]
-    listens: bool
+    connections: list[tuple[str, str]] = []
+    listens: list[str] = []
+    outside: list[str] = []
+    ours: bool = False

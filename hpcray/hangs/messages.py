@@ -8,7 +8,7 @@ from msgspec import Struct
 
 COROUTINE = "coroutine"
 """Kind of a coroutine, beside those of `hpcray.diagnostics.wait_kinds`."""
-DEBUGGER, SUBPROCESS, LOOP, OUTSIDE, QUEUE = "debugger", "subprocess", "loop", "outside", "queue"
+DEBUGGER, SUBPROCESS, LOOP, OUTSIDE, QUEUE, REPEATS = "debugger", "subprocess", "loop", "outside", "queue", "repeats"
 
 
 class WaitLook(Struct, array_like=True):
@@ -18,6 +18,7 @@ class WaitLook(Struct, array_like=True):
         thread: its thread, or a number of its own for a coroutine. wanted: how many of `objects` it wants. objects:
             those that are not there. timeout: seconds after which it ends by itself; -1: never. call: the task or call
             that it is part of; b"": the program. place: `file.py:12 in f`. listed: whether `objects` are all of them.
+            repeats: whether a wait with a timeout is part of a loop that ends only if something in the job moves.
     """
 
     thread: int
@@ -27,6 +28,7 @@ class WaitLook(Struct, array_like=True):
     call: bytes
     place: str
     listed: bool = True
+    repeats: bool = False
 
 
 class CallLook(Struct, array_like=True):
@@ -45,7 +47,7 @@ class ThreadLook(Struct, array_like=True):
     Attributes:
         kind, target, descriptor, switches: see `KernelWait`; COROUTINE is one more kind. what: DEBUGGER, SUBPROCESS,
             LOOP (of events), OUTSIDE (its event loop has sockets or timers), QUEUE (it waits for the other side of a
-            `hpcray.util.queue.Queue`) or "". place: where it is.
+            `hpcray.util.queue.Queue`), REPEATS (as in `WaitLook`) or "". place: where it is.
     """
 
     kind: str
@@ -63,7 +65,7 @@ class ProcessLook(Struct):
         proc, pid, kind: see `ProcessInfo`. submitted: how many tasks, calls and puts it has made. others: threads that
             do something else than to wait for objects. slots: calls that may run here at a time; 0: it is not known.
         actor, actor_class: what it is. holds: the actors that it could call, if it has `others`. driver: whether it is
-            a program. handles_signals: whether the program has handlers of signals by which others could wake it.
+            a program. handles_signals: whether it has handlers of signals by which others could wake it.
     """
 
     proc: bytes

@@ -6,18 +6,30 @@ its frame say for what. A look costs a stack walk per thread, and is made only w
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import builtins
+import contextlib
+import functools
+import inspect
+import itertools
+import linecache
 import math
 import os
+import queue
 import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from concurrent import futures
 from concurrent.futures import thread as futures_thread
 from time import perf_counter
-from types import CodeType, FrameType
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from hpcray.common.exceptions import GetTimeoutError
 from hpcray.diagnostics.process_activity import kernel_wait
 from hpcray.diagnostics.wait_kinds import MESSAGE, OTHER, TIMED, KernelWait
 from hpcray.hangs.messages import (
@@ -26,6 +38,7 @@ from hpcray.hangs.messages import (
     LOOP,
     OUTSIDE,
     QUEUE,
+    REPEATS,
     SUBPROCESS,
     CallLook,
     ProcessLook,
@@ -69,6 +82,8 @@ def look_at_process(process: CoreWorker, kernel: bool = False) -> ProcessLook:
     found = _Look(process, kernel)
     for ident, frame in sys._current_frames().items():
         found.thread(ident, frame)
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0.0:  # its handler may end any wait
+        found.others.append(ThreadLook(TIMED, "", -1, 0, "", "setitimer"))
     worker = current.worker
     spec = worker.actor.spec if worker is not None and worker.actor is not None else None
     slots = 1 if spec is None else 0 if spec.concurrency_groups else max(1, spec.max_concurrency)
@@ -87,7 +102,7 @@ def look_at_process(process: CoreWorker, kernel: bool = False) -> ProcessLook:
         spec.actor if spec is not None else b"",
         spec.class_name if spec is not None else "",
         list(process.submitter.actors._clients) if found.others else [],
-        process.is_driver and _handles_signals(),
+        _handles_signals(),
     )
 
 
@@ -116,7 +131,9 @@ class _Look:
         current_call = self._coroutines_of(loop, ident if blocked is not None else 0)
         if blocked is not None:
             task = call.task if call is not None else current_call
-            self.waits.append(self._wait(blocked, ident, task, place))
+            wait = self._wait(blocked, ident, task, place)
+            wait.repeats = self._kernel and wait.timeout >= 0 and (_is_library(frames) or polls_for_the_job(frames))
+            self.waits.append(wait)
             if call is not None:
                 call.thread = ident
         elif loop is not None and frames[0].f_code.co_filename.endswith(_SELECTORS):
@@ -126,9 +143,10 @@ class _Look:
             if engine >= 0:
                 place = _place(frames[engine + 1 :])  # it may be this thread that looks, out of its wait
             seen = _message_wait(frames[engine]) if engine >= 0 else self._kernel_wait(ident)
-            self.others.append(
-                ThreadLook(seen.kind, seen.target, seen.descriptor, seen.switches, what_of(frames), place)
-            )
+            what = what_of(frames)
+            if seen.kind == TIMED and what != DEBUGGER and polls_for_the_job(frames):
+                what = REPEATS
+            self.others.append(ThreadLook(seen.kind, seen.target, seen.descriptor, seen.switches, what, place))
         if call is not None:
             call.place = place
             self.calls.append(call)
@@ -151,9 +169,10 @@ class _Look:
     def _wait(self, frame: FrameType, ident: int, call: bytes, place: str) -> WaitLook:
         local, entries = frame.f_locals, self._process.table.entries
         if frame.f_code is _NEXT:
-            item = local.get("oid", b"")
-            missing = [item] if item in entries and not entries[item].available else []
-            return WaitLook(ident, len(missing), missing, -1.0, call, place)
+            # Of an item nobody knows who makes it; of the end of its task, which comes after the item, one does.
+            parts = [local.get("oid", b""), local["self"]._completed._id]
+            missing = [oid for oid in parts if oid in entries and not entries[oid].available]
+            return WaitLook(ident, min(1, len(missing)), missing[-1:], -1.0, call, place)
         limit = local.get("timeout")
         timeout = -1.0 if limit is None else max(0.0, float(limit))
         oids = local.get("oids") or ()
@@ -300,3 +319,408 @@ def _place(frames: list[FrameType]) -> str:
     if not frames:
         return ""
     return f"{frames[0].f_code.co_filename}:{frames[0].f_lineno} in {frames[0].f_code.co_name}"
+
+
+# ------------------------------------------------------------ loops that poll
+# A thread that sleeps, or waits with a timeout, again and again: what its loop looks at decides whether it can end. The
+# source of the loop is read. Where it does nothing but sleep and look at what the job itself has (objects, events,
+# queues, threads and children of this process, plain variables), it goes on for ever once nothing else in the job
+# moves. A loop that counts, looks at a clock or at a file, or calls what is not known here may end by itself.
+
+_LONGEST_SLEEP = 5.0
+"""Seconds; loops with longer sleeps may not have gone round between two looks."""
+_LIBRARIES = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
+_JOB_MODULES = (
+    "hpcray", "threading", "_thread", "queue", "_queue", "concurrent", "multiprocessing", "subprocess", "logging",
+)  # fmt: skip
+"""Modules whose objects show nothing outside of the job."""
+_PURE = frozenset(
+    {all, any, bool, bytes, dict, enumerate, float, frozenset, int, isinstance, len, list, max, min, print, range, repr,
+     reversed, set, sorted, str, sum, tuple, type, zip}
+)  # fmt: skip
+_CONTAINERS = (list, tuple, dict, set, frozenset, str, bytes, int, float, bool, type(None))
+_DEFINITIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
+_READS = frozenset(
+    {"copy", "count", "get", "index", "items", "join", "keys", "format", "startswith", "strip", "values"}
+)
+_EXTENDS = frozenset({"extend", "update"})
+_DEEPEST_CALL = 4
+_UNKNOWN: Any = object()
+
+
+class _MayEnd(Exception):
+    """A loop may end by itself, or from outside."""
+
+
+def polls_for_the_job(frames: list[FrameType]) -> bool:
+    """Return True if a wait with a timeout is part of a loop that ends only if something else in the job moves.
+
+    Args:
+        frames: of the thread, the innermost first.
+    """
+    error = next((found for frame in frames if (found := _timeout_error(frame.f_code)) is not None), None)
+    users = [frame for frame in frames if is_users([frame.f_code.co_filename, 0, ""])]
+    try:
+        for frame in users:
+            if _LoopReader(frame, error).is_endless():
+                return True
+            error = None
+    except (_MayEnd, OSError, SyntaxError, ValueError, RecursionError):
+        pass
+    return False
+
+
+def _is_library(frames: list[FrameType]) -> bool:
+    """Return True if a wait is a library's, such as those on Ray: its loops poll for what it waits for."""
+    first = next((frame.f_code.co_filename for frame in frames if is_users([frame.f_code.co_filename, 0, ""])), "")
+    return any(mark in first for mark in _LIBRARIES)
+
+
+def _timeout_error(code: CodeType) -> type[BaseException] | None:
+    """Return what a function that waits raises when its time is over."""
+    if code is _GET:
+        return GetTimeoutError
+    base, name = os.path.basename(code.co_filename), code.co_name
+    if base in ("queue.py", "queues.py") and name in ("get", "put"):
+        return queue.Empty if name == "get" else queue.Full
+    if base == "_base.py" and name in ("result", "exception"):
+        return futures.TimeoutError
+    if base == "subprocess.py" and name in ("wait", "communicate"):
+        return subprocess.TimeoutExpired
+    return None
+
+
+@functools.lru_cache(16)
+def _parsed(file: str) -> ast.Module:
+    return ast.parse("".join(linecache.getlines(file)))
+
+
+def _function_of(code: CodeType) -> ast.AST:
+    tree = _parsed(code.co_filename)
+    if code.co_name == "<module>" and tree.body:
+        return tree
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.name == code.co_name
+            and code.co_firstlineno in (node.lineno, *(one.lineno for one in node.decorator_list))
+        ):
+            return node
+    raise _MayEnd
+
+
+class _LoopReader:
+    """Reads what one frame does around its wait.
+
+    Args:
+        error: what the wait raises when its time is over; None: it returns.
+    """
+
+    def __init__(self, frame: FrameType, error: type[BaseException] | None) -> None:
+        self._frame = frame
+        self._error = error
+        self._names: dict[str, Any] = dict(frame.f_locals)
+        self._globals = frame.f_globals
+        self._changing: set[str] = set()
+        self._tested: set[str] = set()
+        self._depth = 0
+
+    def is_endless(self) -> bool:
+        """Return True if the wait is in a loop without end, False if the function goes on to its end and returns."""
+        function = _function_of(self._frame.f_code)
+        chain: list[ast.AST] = [function]
+        while (inner := self._at_work(chain[-1])) is not None:
+            chain.append(inner)
+        loops = [place for place, node in enumerate(chain) if self._goes_round(node)]
+        start = loops[-1] if loops else 0
+        if not loops and isinstance(function, ast.Module):
+            raise _MayEnd
+        self._depth = 0 if loops else 1
+        node: Any = chain[start]
+        if isinstance(node, ast.While):
+            self._test(node.test)
+        self._block(node.body)
+        if self._changing & self._tested or self._error is not None:
+            raise _MayEnd
+        return bool(loops)
+
+    def _at_work(self, node: ast.AST) -> ast.AST | None:
+        """Return the statement directly within another one that is executed now."""
+        line = self._frame.f_lineno or 0
+        parts: list[ast.AST] = []
+        for name in ("body", "orelse", "finalbody", "handlers"):
+            found = getattr(node, name, None)
+            parts += found if isinstance(found, list) else []
+        return next((one for one in parts if getattr(one, "lineno", 0) <= line <= getattr(one, "end_lineno", 0)), None)
+
+    def _goes_round(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.While) or (
+            isinstance(node, ast.For)
+            and isinstance(node.iter, ast.Call)
+            and self._value(node.iter.func) is itertools.count
+        )
+
+    # -------------------------------------------------------- statements
+
+    def _block(self, body: list[ast.stmt]) -> None:
+        for one in body:
+            if not self._statement(one):
+                return
+
+    def _statement(self, node: Any) -> bool:
+        """Look at one statement. Returns whether the next one follows it."""
+        if isinstance(node, ast.Expr):
+            self._expression(node.value)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            self._assignment(node)
+        elif isinstance(node, ast.If):
+            return self._branch(node)
+        elif isinstance(node, ast.While):
+            self._test(node.test)
+            self._block(node.body)
+        elif isinstance(node, ast.For):
+            if self._value(node.iter) in ([], (), {}, set()):
+                return True
+            self._expression(node.iter)
+            self._bind(node.target, node.iter)
+            self._block(node.body)
+        elif isinstance(node, ast.Try):
+            return self._try(node)
+        elif isinstance(node, ast.With):
+            for item in node.items:
+                if not _is_of_the_job(self._value(item.context_expr)):
+                    raise _MayEnd
+            self._block(node.body)
+        elif isinstance(node, ast.Continue):
+            return False
+        elif isinstance(node, ast.Return) and self._depth:
+            if node.value is not None:
+                self._expression(node.value)
+            return False
+        elif not isinstance(node, (ast.Pass, ast.Global, ast.Nonlocal)):
+            raise _MayEnd
+        return True
+
+    def _assignment(self, node: Any) -> None:
+        if node.value is None:
+            return
+        self._expression(node.value)
+        grows = isinstance(node, ast.AugAssign) and not self._is_empty_length(node.value)
+        if grows or any(isinstance(one, ast.BinOp) for one in ast.walk(node.value)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            self._changing |= {_dotted(one) for target in targets for one in _leaves(target)}
+        for target in node.targets if isinstance(node, ast.Assign) else ():
+            if not all(isinstance(one, (ast.Name, ast.Attribute)) for one in _leaves(target)):
+                raise _MayEnd
+
+    def _branch(self, node: ast.If) -> bool:
+        known = self._truth(node.test)
+        self._test(node.test)
+        follows = []
+        for taken, body in ((True, node.body), (False, node.orelse)):
+            if known is not None and known != taken:
+                continue
+            if known is None and body and self._leaves_the_loop(body[-1]):
+                continue  # it would have left the loop when it went round before
+            follows.append(self._follow(body))
+        if not follows:
+            raise _MayEnd
+        return any(follows)
+
+    def _follow(self, body: list[ast.stmt]) -> bool:
+        return all(self._statement(one) for one in body)
+
+    def _leaves_the_loop(self, node: ast.stmt) -> bool:
+        return isinstance(node, (ast.Break, ast.Raise)) or (isinstance(node, ast.Return) and not self._depth)
+
+    def _try(self, node: ast.Try) -> bool:
+        raises = False
+        follows = True
+        for one in node.body:
+            if self._error is not None and self._at_work(ast.Module([one], [])) is not None:
+                raises = True
+                self._calls_of(one)
+                break
+            follows = self._statement(one)
+            if not follows:
+                break
+        caught = not raises
+        for handler in node.handlers:
+            kinds = self._kinds(handler)
+            catches = raises and not caught and self._error is not None and issubclass(self._error, kinds)
+            if catches:
+                caught = True
+                follows = self._follow(handler.body)
+            elif handler.body and not self._leaves_the_loop(handler.body[-1]):
+                self._block(handler.body)
+        if not caught:
+            raise _MayEnd
+        if raises:
+            self._error = None
+        else:
+            self._block(node.orelse)
+        self._block(node.finalbody)
+        return follows
+
+    def _calls_of(self, node: ast.AST) -> None:
+        for one in ast.walk(node):
+            if isinstance(one, ast.Call):
+                self._expression(one)
+
+    def _kinds(self, handler: ast.ExceptHandler) -> tuple[type[BaseException], ...]:
+        if handler.type is None:
+            return (BaseException,)
+        named = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        kinds = tuple(self._value(one) for one in named)
+        if not all(isinstance(one, type) and issubclass(one, BaseException) for one in kinds):
+            raise _MayEnd
+        return kinds
+
+    # -------------------------------------------------------- expressions
+
+    def _test(self, node: ast.expr) -> None:
+        self._expression(node)
+        self._tested |= {_dotted(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))}
+
+    def _expression(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Call):
+            self._call(node)
+        elif isinstance(node, ast.Name):
+            if not _is_plain(self._value(node)):
+                raise _MayEnd  # its operators may do anything
+        elif isinstance(node, ast.Attribute):
+            self._attribute(node)
+        elif isinstance(node, ast.NamedExpr):
+            self._expression(node.value)
+        elif isinstance(node, ast.Subscript):
+            if not isinstance(node.value, ast.Call) and not isinstance(self._value(node.value), _CONTAINERS):
+                raise _MayEnd
+            self._expression(node.value)
+            self._expression(node.slice)
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp)):
+            for one in node.generators:
+                self._expression(one.iter)
+                self._bind(one.target, one.iter)
+                for test in one.ifs:
+                    self._expression(test)
+            self._expression(node.elt)
+        elif isinstance(node, (ast.Lambda, ast.Await, ast.Yield, ast.YieldFrom, ast.DictComp)):
+            raise _MayEnd
+        else:
+            for part in ast.iter_child_nodes(node):
+                if isinstance(part, (ast.expr, ast.keyword)):
+                    self._expression(part)
+
+    def _attribute(self, node: ast.Attribute) -> None:
+        base = self._value(node.value)
+        if base is _UNKNOWN:
+            raise _MayEnd
+        if _is_of_the_job(base) or isinstance(base, ModuleType):
+            return
+        if isinstance(inspect.getattr_static(base, node.attr, property()), (property, functools.cached_property)):
+            raise _MayEnd
+        if not _is_plain(self._value(node)):
+            raise _MayEnd
+
+    def _call(self, node: ast.Call) -> None:
+        for part in (*node.args, *node.keywords):
+            self._expression(part)
+        function = node.func
+        called = self._value(function)
+        if called is time.sleep:
+            seconds = self._value(node.args[0]) if node.args else _UNKNOWN
+            if not isinstance(seconds, (int, float)) or seconds > _LONGEST_SLEEP:
+                raise _MayEnd
+            return
+        if _is_of_the_job(called) or any(called is one for one in _PURE):
+            return
+        base = self._value(function.value) if isinstance(function, ast.Attribute) else _UNKNOWN
+        name = function.attr if isinstance(function, ast.Attribute) else ""
+        if isinstance(base, _CONTAINERS):
+            same = name in _EXTENDS and all(self._value(one) in ([], (), {}, set()) for one in node.args)
+            if name not in _READS and not same:
+                raise _MayEnd
+        elif not _is_of_the_job(base):
+            self._users_function(called, [self._value(one) for one in node.args])
+
+    def _users_function(self, called: Any, args: list[Any]) -> None:
+        if isinstance(called, MethodType):
+            called, args = called.__func__, [called.__self__, *args]
+        if not isinstance(called, FunctionType) or self._depth >= _DEEPEST_CALL:
+            raise _MayEnd
+        node = _function_of(called.__code__)
+        if not isinstance(node, ast.FunctionDef) or not is_users([called.__code__.co_filename, 0, ""]):
+            raise _MayEnd
+        names, outer, depth = self._names, self._globals, self._depth
+        self._names = dict(zip((one.arg for one in node.args.args), args, strict=False))
+        self._names |= dict.fromkeys((one.arg for one in node.args.args[len(args) :]), _UNKNOWN)
+        with contextlib.suppress(ValueError):  # a cell that is empty yet
+            cells = zip(called.__code__.co_freevars, called.__closure__ or (), strict=False)
+            self._names |= {name: cell.cell_contents for name, cell in cells}
+        self._globals, self._depth = called.__globals__, depth + 1
+        self._block(node.body)
+        self._names, self._globals, self._depth = names, outer, depth
+
+    def _bind(self, target: ast.expr, source: ast.expr) -> None:
+        """Note what a variable of a loop is: the first value stands for all."""
+        values = self._value(source)
+        first = next(iter(values), _UNKNOWN) if isinstance(values, (list, tuple, set, dict)) else _UNKNOWN
+        alike = isinstance(values, (list, tuple, set, dict)) and len({type(one) for one in values}) == 1
+        for one in _leaves(target):
+            if isinstance(one, ast.Name):
+                self._names[one.id] = first if alike and one is target else _UNKNOWN
+
+    def _value(self, node: ast.AST) -> Any:
+        """Return what an expression is now; `_UNKNOWN` if that cannot be known without a call."""
+        if isinstance(node, ast.Constant):
+            return node.value
+        if isinstance(node, ast.Name):
+            for names in (self._names, self._globals, vars(builtins)):
+                if node.id in names:
+                    return names[node.id]
+        if isinstance(node, ast.Attribute):
+            base = self._value(node.value)
+            if isinstance(base, ModuleType):
+                return getattr(base, node.attr, _UNKNOWN)
+            found = inspect.getattr_static(base, node.attr, _UNKNOWN) if base is not _UNKNOWN else _UNKNOWN
+            if isinstance(found, FunctionType) and not isinstance(base, type):
+                return MethodType(found, base)
+            return _UNKNOWN if hasattr(type(found), "__get__") and not isinstance(found, FunctionType) else found
+        return _UNKNOWN
+
+    def _truth(self, node: ast.expr) -> bool | None:
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._truth(node.operand)
+            return None if inner is None else not inner
+        value = self._value(node)
+        return bool(value) if isinstance(value, _CONTAINERS) else None
+
+    def _is_empty_length(self, node: ast.expr) -> bool:
+        return (
+            isinstance(node, ast.Call)
+            and self._value(node.func) is len
+            and self._value(node.args[0]) in ([], (), {}, set())
+        )
+
+
+def _is_plain(value: Any) -> bool:
+    """Return True for values whose operators do nothing: those of Python, and of modules that show the job alone."""
+    return isinstance(value, (*_CONTAINERS, *_DEFINITIONS)) or _is_of_the_job(value)
+
+
+def _is_of_the_job(value: Any) -> bool:
+    """Return True for functions and objects of modules that show nothing outside of the job."""
+    owner = value if isinstance(value, _DEFINITIONS) else type(value)
+    return str(getattr(owner, "__module__", "")).partition(".")[0] in _JOB_MODULES
+
+
+def _leaves(target: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(target, (ast.Tuple, ast.List)):
+        for one in target.elts:
+            yield from _leaves(one)
+    else:
+        yield target.value if isinstance(target, ast.Starred) else target
+
+
+def _dotted(node: ast.AST) -> str:
+    return f"{_dotted(node.value)}.{node.attr}" if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from hpcray.diagnostics.wait_kinds import CHILD, LOCK, MESSAGE, POLL, READ, TIMED, KernelWait, ProcessWait
-from hpcray.hangs.messages import COROUTINE, DEBUGGER, LOOP, OUTSIDE, SUBPROCESS, ProcessLook, ThreadLook
+from hpcray.hangs.messages import COROUTINE, DEBUGGER, LOOP, OUTSIDE, REPEATS, SUBPROCESS, ProcessLook, ThreadLook
 from hpcray.hangs.wait_for_graph import Circle, name_of
 
 LEAST_CPU = 0.01
@@ -24,9 +24,10 @@ LEAST_BURST = 0.03
 LOOKS_APART = 6.0
 """Seconds between the two looks."""
 _LONGEST_POLL = 5.0
-"""Seconds; a wait of hpcray's with a longer timeout ends by itself, one with a shorter one is a loop that polls."""
+"""Seconds; a wait of hpcray's with a longer timeout ends by itself, as far as two looks show."""
 _BETWEEN_LOOKS = 2.0
 """Rounds that one round may take, until it is plain that this process itself was stopped."""
+_LOOPBACK = ("127.", "::1")
 _ELSEWHERE = ("ssh", "srun", "sbatch", "salloc", "mpirun", "mpiexec", "prterun", "rsync", "scp", "sftp", "kubectl")
 """Programs for which another machine works."""
 
@@ -138,55 +139,81 @@ def _reasons(first: JobLook, second: JobLook) -> Iterator[str]:
     yield from (f"{title} is attached" for title in second.attached)
     yield from (f"{name} waits to be used" for name in second.serves)
     yield from (f"node {node} does not answer" for node in second.missing)
+    outside = {(one.pid, target) for processes in second.others.values() for one in processes for target in one.outside}
     for proc, look in second.looks.items():
         old = first.looks.get(proc)
         if look is None:
             continue  # C code that holds the GIL: what the kernel shows of it is in `others`
         for wait in look.waits:
-            if wait.timeout > _LONGEST_POLL:
+            if wait.timeout > _LONGEST_POLL or (wait.timeout >= 0 and not wait.repeats):
                 yield f"{name_of(look)} waits at {wait.place} for at most {wait.timeout:g} s"
         for thread in look.others:
             same = old is not None and thread in old.others
-            if reason := _thread_reason(look, thread, same):
+            leaves = any((look.pid, target) in outside for target in thread.target.split())
+            if reason := _thread_reason(look, thread, same, leaves):
                 yield f"{name_of(look)}, at {thread.place}, {reason}"
-        if look.driver and not look.waits and look.handles_signals:
+        if look.others and not look.waits and look.handles_signals:
             yield f"{name_of(look)} has handlers of signals, and may wait for one"
     seen = {look.pid for look in second.looks.values() if look is not None}
+    inside = {
+        (other, own) for processes in second.others.values() for one in processes for own, other in one.connections
+    }
+    listened = {address for processes in second.others.values() for one in processes for address in one.listens}
     for node, processes in second.others.items():
         before = {
             (one.pid, place): thread for one in first.others.get(node, ()) for place, thread in enumerate(one.threads)
         }
         for one in processes:
-            yield from _process_reasons(one, before, one.pid in seen, second.addresses)
+            if one.ours:
+                continue
+            yield from _process_reasons(one, before, one.pid in seen)
+            leads_out = [
+                other
+                for own, other in one.connections
+                if (own, other) not in inside and not _is_ones_own(other, listened, second.addresses)
+            ]
+            if leads_out:
+                yield f"process {one.pid} ({one.name}) has a connection to {', '.join(leads_out[:3])}"
 
 
-def _thread_reason(look: ProcessLook, thread: ThreadLook, same: bool) -> str:
+def _is_ones_own(address: str, listened: Collection[str], hosts: Collection[str]) -> bool:
+    """Return True for an address on the job's nodes at which one of its processes waits for connections."""
+    host, _, port = address.rpartition(":")
+    anywhere = (f"0.0.0.0:{port}", f":::{port}")
+    return address in listened or (
+        (host in hosts or host.startswith(_LOOPBACK)) and any(one in listened for one in anywhere)
+    )
+
+
+def _thread_reason(look: ProcessLook, thread: ThreadLook, same: bool, leaves: bool) -> str:
     if thread.what == DEBUGGER:
         return "is at a breakpoint"
     if thread.kind == COROUTINE:
         return "waits for what is not hpcray's" if thread.what == OUTSIDE else ""
     if thread.kind == TIMED:
-        return "sleeps, which ends by itself" if same else "polls for what cannot be seen"
+        if same:
+            return "sleeps, which ends by itself"
+        return "" if thread.what == REPEATS else "polls for what cannot be seen"
+    if leaves:
+        return "waits for what is not the job's"
     if thread.what == SUBPROCESS and thread.kind in (CHILD, POLL, READ):
         return ""  # the child is looked at by itself
     if thread.kind == POLL:
-        return "" if thread.what == LOOP else "waits for events of descriptors"
+        return "" if thread.what == LOOP or thread.target else "waits for events of descriptors"
     if thread.kind == READ:
-        return _read_reason(thread.target, thread.descriptor)
+        if look.driver and thread.descriptor == 0:
+            return "reads its input"
+        return _read_reason(thread.target)
     return "" if thread.kind in (LOCK, CHILD, MESSAGE) else f"is in a wait of kind {thread.kind}"
 
 
-def _read_reason(target: str, descriptor: int) -> str:
-    if descriptor == 0:
-        return "reads its input"
+def _read_reason(target: str) -> str:
     if target.startswith(("pipe:", "socket:")):
-        return ""  # connections to other hosts are looked at by process
+        return ""  # whether the other end is in the job was looked at
     return f"reads or writes {target or 'a file'}"
 
 
-def _process_reasons(
-    one: ProcessWait, before: Mapping[tuple[int, int], KernelWait], is_ours: bool, addresses: Collection[str]
-) -> Iterator[str]:
+def _process_reasons(one: ProcessWait, before: Mapping[tuple[int, int], KernelWait], is_ours: bool) -> Iterator[str]:
     title = f"process {one.pid} ({one.name})"
     if one.state in "Tt":
         yield f"{title} is stopped"
@@ -194,8 +221,6 @@ def _process_reasons(
         yield f"{title} is in an uninterruptible wait"
     if one.name in _ELSEWHERE:
         yield f"{title} has another machine work for it"
-    if outside := [peer for peer in one.peers if peer not in addresses]:
-        yield f"{title} has a connection to {', '.join(outside[:3])}"
     if is_ours:
         return
     if one.listens:
@@ -204,9 +229,11 @@ def _process_reasons(
         if thread.kind == TIMED:
             what = "sleeps" if before.get((one.pid, place)) == thread else "polls for what cannot be seen"
             yield f"{title} {what}"
-        elif thread.kind == READ and (reason := _read_reason(thread.target, thread.descriptor)):
+        elif any(target in one.outside for target in thread.target.split()):
+            yield f"{title} waits for what is not the job's"
+        elif thread.kind == READ and (reason := _read_reason(thread.target)):
             yield f"{title} {reason}"
-        elif thread.kind not in (LOCK, CHILD, READ):
+        elif thread.kind not in (LOCK, CHILD, READ) and not (thread.kind == POLL and thread.target):
             yield f"{title} is in a wait of kind {thread.kind}"
 
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Collection
 from typing import Any
 
 import msgspec
@@ -346,19 +347,28 @@ class StillnessWatch:
             {row["NodeManagerAddress"] for row in alive},
             [row["Index"] for row in alive if raylet_of(row["Index"]) not in waits],
             [one.title for one in people if one.proc in attached - observers],
-            self._used_from_outside(own is not None and not own.waits),
+            self._used_from_outside(
+                own is not None and not own.waits,
+                {one.actor for one in looks.values() if one is not None and one.others},
+            ),
             len(alive) < process.config.max_nodes,
         )
         self._compare(query, [row["Index"] for row in alive])
         return found
 
-    def _used_from_outside(self, program_is_idle: bool) -> list[str]:
-        """Return the names of actors that serve, or that are kept for others while the program waits for none."""
+    def _used_from_outside(self, program_is_idle: bool, waiting: Collection[bytes]) -> list[str]:
+        """Return the names of actors that serve, and of those that are kept for others, who may end their waits.
+
+        Args:
+            program_is_idle: whether the program waits for nothing of the job: then it may keep all of them for others.
+            waiting: the actors in which a thread or coroutine waits for what is not an object.
+        """
         rows = [row for row in self._process.gcs.call("actors") if row["state"] != "DEAD"]
         return [
             row["name"] or row["class_name"]
             for row in rows
-            if row["class_name"].startswith(_SERVES) or (program_is_idle and row.get("detached"))
+            if row["class_name"].startswith(_SERVES)
+            or (row.get("detached") and (program_is_idle or row["actor"] in waiting))
         ]
 
     # ------------------------------------------------------------ the end
@@ -410,7 +420,7 @@ class StillnessWatch:
         known = {one.pid for one in look.looks.values() if one is not None}
         for processes in look.others.values():
             for other in processes:
-                if other.pid not in known:
+                if other.pid not in known and not other.ours:
                     kinds = ", ".join(dict.fromkeys(thread.kind for thread in other.threads))
                     lines.append(f"process {other.pid} ({other.name}) is in waits of kind {kinds}")
         return lines

@@ -10,6 +10,7 @@ Each program prints `MARK` when its last useful step is over. Its docstring is i
     path: a directory of modules for it (may be missing)
     start: python, where the program starts its job itself (may be missing)
     needs: packages (may be missing)
+    input: open, for a pipe into which nothing is written, in place of an empty input (may be missing)
 """
 
 from __future__ import annotations
@@ -79,8 +80,9 @@ def run(program: Program, seconds: float, longest: float, environ: dict[str, str
         words = [str(program.path)]
     else:
         words = ["-m", "hpcray.cli.launch", "-n", "1", *options, "--end-hangs", f"{seconds:g}", str(program.path)]
+    given = subprocess.PIPE if program.fields.get("input") else subprocess.DEVNULL
     child = subprocess.Popen(
-        [sys.executable, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [sys.executable, *words], stdin=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env=environ, start_new_session=True,
     )  # fmt: skip
     found = Run(0, -1.0)

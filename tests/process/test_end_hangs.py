@@ -14,10 +14,13 @@ import hpcray as ray
 @ray.remote(num_cpus=0)
 class A:
     def f(self, me):
-        return ray.get(me.g.remote())
+        return ray.get({call})
 
     def g(self):
         return 1
+
+    def items(self):
+        yield 1
 
 
 ray.init(num_cpus=2, end_hangs=30.0)
@@ -45,13 +48,18 @@ ray.get(f.remote())
 """
 
 
-def test_a_circle_of_calls_is_an_error_of_the_program(tmp_path):
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [("me.g.remote()", "A.g"), ("next(me.items.options(num_returns='streaming').remote())", "A.items")],
+    ids=["call", "generator"],
+)
+def test_a_circle_of_calls_is_an_error_of_the_program(tmp_path, call, named):
     script = tmp_path / "program.py"
-    script.write_text(CIRCLE.format(quick=QUICK))
+    script.write_text(CIRCLE.format(quick=QUICK, call=call))
     with Job(embedded(script)) as job:
         ended = job.wait(60.0)
     assert ended.code == 1, ended.err
-    assert "HangError" in ended.err and "program.py" in ended.err and "A.g" in ended.err
+    assert "HangError" in ended.err and "program.py" in ended.err and named in ended.err
 
 
 @pytest.mark.slow

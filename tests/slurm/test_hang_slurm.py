@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 
 import pytest
@@ -77,3 +78,56 @@ def test_a_suspended_job_is_not_hung(slurm: Slurm) -> None:
     time.sleep(60)
     slurm.said("scontrol", "resume", job)
     assert "went on" in slurm.complete(job)
+
+
+ELSEWHERE = """\
+import os
+import subprocess
+import sys
+
+import hpcray as ray
+
+SECONDS = 75
+
+
+@ray.remote(num_cpus=0)
+def wait_for(*command):
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(("PMI", "SLURM_STEP"))}
+    return subprocess.run([*command, f"sleep {SECONDS}; echo went on"], check=False, env=environ, capture_output=True)
+
+
+ray.init()
+refs = [
+    wait_for.remote("ssh", *sys.argv[1:]),
+    wait_for.remote("srun", "--overlap", "--mem=0", "-N1", "-n1", "sh", "-c"),
+]
+print("MARK", flush=True)
+for ended in ray.get(refs):
+    print(ended, flush=True)
+    assert ended.stdout == b"went on\\n"
+"""
+
+
+def test_a_job_for_which_another_machine_works_is_not_hung(slurm: Slurm) -> None:
+    sshd = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
+    if sshd is None or not shutil.which("ssh"):
+        pytest.skip("neither sshd nor ssh here")
+    for name in ("host", "user"):
+        slurm.said("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", slurm.place / name)
+    settings = {
+        "Port": 2222, "ListenAddress": "0.0.0.0", "HostKey": slurm.place / "host", "PidFile": "none",
+        "AuthorizedKeysFile": slurm.place / "user.pub", "StrictModes": "no", "UsePAM": "no", "PermitRootLogin": "yes",
+    }  # fmt: skip
+    config = slurm.write("".join(f"{name} {value}\n" for name, value in settings.items()), "sshd_config")
+    program = slurm.write(ELSEWHERE)
+    options = [
+        "-p", "2222", "-i", slurm.place / "user", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no",
+        "-o", "UserKnownHostsFile=/dev/null", "-o", "LogLevel=ERROR", "root@n2",
+    ]  # fmt: skip
+    with slurm.start("sh", "-c", f"mkdir -p /run/sshd && exec {sshd} -D -e -f {config}", host="n2"):
+        job = slurm.sbatch(
+            "-N2", "-w", "n1,n2", slurm.source / "slurm" / "cpu.sbatch", "--end-hangs", "20", program, *options
+        )
+        slurm.wait_output(job, "MARK")
+        shown = slurm.complete(job, 180.0)
+    assert shown.count("CompletedProcess") == 2 and "taken for hung" not in shown, shown

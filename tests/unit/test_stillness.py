@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,7 @@ from hpcray.hangs.messages import (
     DEBUGGER,
     LOOP,
     OUTSIDE,
+    REPEATS,
     SUBPROCESS,
     CallLook,
     ProcessLook,
@@ -44,8 +46,8 @@ def thread(kind, *, target="", descriptor=-1, switches=1, what=""):
     return ThreadLook(kind, target, descriptor, switches, what, "p.py:1 in f")
 
 
-def program(*others, waits=True, handlers=False, timeout=-1.0, submitted=1):
-    found = [WaitLook(1, 1, [REF], timeout, b"", "p.py:9")] if waits else []
+def program(*others, waits=True, handlers=False, timeout=-1.0, submitted=1, repeats=False):
+    found = [WaitLook(1, 1, [REF], timeout, b"", "p.py:9", repeats=repeats)] if waits else []
     return ProcessLook(PROGRAM, 10, "driver", True, submitted, found, [], list(others), 1, handles_signals=handlers)
 
 
@@ -54,8 +56,8 @@ def worker(*others, seconds=100.0, task=b"task"):
     return ProcessLook(WORKER, 11, "worker", False, 0, [], calls, list(others or [thread(LOCK)]), 1)
 
 
-def process(*threads, name="python3", state="S", peers=(), listens=False, pid=99):
-    return ProcessWait(pid, name, state, list(threads), list(peers), listens)
+def process(*threads, name="python3", state="S", connections=(), listens=(), outside=(), ours=False, pid=99):
+    return ProcessWait(pid, name, state, list(threads), list(connections), list(listens), list(outside), ours)
 
 
 def job(*looks, others=(), time=0.0, **fields):
@@ -69,20 +71,42 @@ def verdict(second, first=None):
 
 def test_a_job_whose_threads_wait_for_each_other_is_hung():
     assert not verdict(job())
-    assert not verdict(job(program(timeout=1.0), worker())), "a loop that polls for what hangs"
+    assert not verdict(job(program(timeout=1.0, repeats=True), worker())), "a loop that polls for what hangs"
     assert not verdict(job(program(waits=False), worker(thread(LOCK)))), "the program itself waits for a lock"
     child = process(KernelWait(LOCK))
     assert not verdict(job(program(), worker(thread(CHILD, what=SUBPROCESS)), others=[child]))
     assert not verdict(job(program(), worker(thread(READ, target="pipe:[1]", descriptor=5))))
     assert not verdict(job(program(), worker(thread(COROUTINE)))), "an event of asyncio's"
-    assert not verdict(job(others=[process(peers=["10.0.0.1"], pid=11)])), "a connection within the job"
+    assert not verdict(job(program(), worker(thread(POLL, target="pipe:[1] socket:[2]")))), "of the job's own"
+    assert not verdict(job(others=[process(KernelWait(READ, "pipe:[1]", 0))])), "a pipe that only the job writes to"
+
+
+def test_a_connection_within_the_job_is_none_to_the_outside():
+    ends = ("10.0.0.1:50", "10.0.0.2:80"), ("10.0.0.2:80", "10.0.0.1:50")
+    here, there = (process(connections=[one], pid=pid) for one, pid in zip(ends, (11, 12), strict=True))
+    assert not verdict(job(others=[here, there]))
+    assert verdict(job(others=[here]))
+    raylet = process(connections=[ends[1], ("127.0.0.1:5", "127.0.0.1:6")], ours=True, pid=12)
+    assert not verdict(job(others=[here, raylet])), "what hpcray's own processes are connected to is no matter"
+    waits = process(connections=[("127.0.0.1:50", "127.0.0.1:80")], pid=11)
+    assert not verdict(job(others=[waits, process(listens=["0.0.0.0:80"], pid=10)])), "it was not accepted yet"
+    assert verdict(job(others=[waits, process(listens=["0.0.0.0:81"], pid=10)]))
+    far = process(connections=[("10.0.0.1:50", "10.9.9.9:80")], pid=11)
+    assert verdict(job(others=[far, process(listens=["0.0.0.0:80"], pid=10)])), "another host's"
 
 
 @pytest.mark.parametrize(
     "second",
     [
         job(program(), worker(thread(TIMED))),
-        job(program(), worker(thread(READ, descriptor=0, target="pipe:[1]"))),
+        job(program(thread(READ, descriptor=0, target="pipe:[1]"), waits=False), worker()),
+        *(
+            job(program(), worker(thread(kind, target="pipe:[1]")), others=[process(outside=["pipe:[1]"], pid=11)])
+            for kind in (READ, POLL)
+        ),
+        job(others=[process(KernelWait(POLL, "pipe:[1] socket:[2]"), outside=["socket:[2]"])]),
+        job(program(timeout=1.0), worker()),
+        job(program(timeout=30.0, repeats=True), worker()),
         job(program(), worker(thread(READ, descriptor=4, target="/dev/pts/3"))),
         job(program(), worker(thread(READ, descriptor=4, target="/nfs/file"))),
         job(program(), worker(thread(LOCK, what=DEBUGGER))),
@@ -91,6 +115,7 @@ def test_a_job_whose_threads_wait_for_each_other_is_hung():
         *(job(program(), worker(thread(kind))) for kind in (SIGNAL, ACCEPT, FILE_LOCK, OTHER, HIDDEN, RUNNING)),
         job(program(timeout=3600.0), worker()),
         job(program(thread(LOCK), waits=False, handlers=True), worker()),
+        job(program(), msgspec.structs.replace(worker(thread(LOCK)), handles_signals=True)),
         job(attached=["process 0.9"]),
         job(serves=["store"]),
         job(missing=[3]),
@@ -101,9 +126,9 @@ def test_a_job_whose_threads_wait_for_each_other_is_hung():
         job(others=[process(KernelWait(POLL))]),
         job(others=[process(KernelWait(LOCK), state="T")]),
         job(others=[process(KernelWait(LOCK), state="D", pid=11)]),
-        job(others=[process(KernelWait(LOCK), peers=["192.168.9.9"], pid=11)]),
-        job(others=[process(KernelWait(LOCK), listens=True)]),
-        job(others=[process(KernelWait(READ, "pipe:[1]", 0))]),
+        job(others=[process(KernelWait(LOCK), connections=[("10.0.0.1:5", "192.168.9.9:80")], pid=11)]),
+        job(others=[process(KernelWait(LOCK), listens=["127.0.0.1:80"])]),
+        job(others=[process(KernelWait(READ, "/dev/pts/1", 0))]),
     ],
     ids=lambda look: verdict(look)[:60],
 )
@@ -115,6 +140,9 @@ def test_a_sleep_and_a_loop_that_sleeps_are_both_left_alone():
     first, second = (job(program(), worker(thread(TIMED, switches=switches))) for switches in (1, 5))
     assert "sleeps" in verdict(first, first)
     assert "polls" in verdict(second, first)
+    first, second = (job(program(), worker(thread(TIMED, switches=number, what=REPEATS))) for number in (1, 5))
+    assert not verdict(second, first), "a loop that looks at nothing but the job"
+    assert "sleeps" in verdict(first, first), "it did not go round"
 
 
 def test_what_neither_cpus_nor_bytes_show_is_progress_too():

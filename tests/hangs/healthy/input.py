@@ -2,14 +2,11 @@
 
 kind: healthy
 cause: A user may type.
+input: open
 """
-
-import os
 
 import hpcray as ray
 
 ray.init()
-read, write = os.pipe()
-os.dup2(read, 0)
 print("MARK", flush=True)
 input()
