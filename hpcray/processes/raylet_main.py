@@ -97,15 +97,17 @@ def _node_history(raylet: Raylet) -> NodeHistory | None:
     return NodeHistory(raylet)
 
 
-def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str]) -> dict[str, str]:
+def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str], joins: bool) -> dict[str, str]:
     environ = os.environ
-    known = "SLURM_JOB_ID" in environ and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN") != "node"
+    # Who joins by ssh has nothing of Slurm in the environment, and asks.
+    known = "SLURM_JOB_ID" in environ or joins
+    known = known and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN") != "node"
     if not (known or gpus or ranks_here > 1 or config.topology or config.rack_pattern):
         return {}  # without an import
     from hpcray.topology.node_labels import node_labels
 
     return node_labels(
-        environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus
+        environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus, joins=joins
     )
 
 

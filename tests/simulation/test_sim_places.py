@@ -12,7 +12,7 @@ from test_sim_leases import nodes
 from test_sim_near import large_from
 
 from hpcray.common.ids import HEAD
-from hpcray.common.resources import to_units
+from hpcray.common.resources import GROUP, names_in, to_units
 from hpcray.core.gcs.placement_group_manager import CREATED, REMOVED
 from hpcray.core.raylet.peer_requests import MOST_COMING
 from hpcray.protocol import messages as m
@@ -44,7 +44,9 @@ def submit(driver: Any, count: int, seconds: float = 0.2, kind: m.Shape = CPU1) 
 
 
 def ran_on(cluster: SimCluster, tasks: list[SimTask]) -> list[int]:
-    assert cluster.net.run(cluster.net.now + 60.0, lambda: all(task.done for task in tasks), cluster.check), cluster.explain()
+    assert cluster.net.run(cluster.net.now + 60.0, lambda: all(task.done for task in tasks), cluster.check), (
+        cluster.explain()
+    )
     return sorted(node for task in tasks for node in task.ran_on)
 
 
@@ -123,9 +125,7 @@ def test_a_group_that_follows_a_removed_one_takes_its_place() -> None:
 
 
 def test_bundles_in_which_tasks_run_are_not_counted_as_free() -> None:
-    """Their resources are free when the tasks have ended; a group that would count on them would wait for the refusal."""
-    from hpcray.common.resources import GROUP, names_in
-
+    """Their resources are free when the tasks have ended; a group that counts on them would wait for the refusal."""
     cluster, driver = started([1, 1], ["s0.s1", "s0.s2"])
     first = spec(driver, 1, 1, "PACK")
     cluster.post(driver.proc, HEAD, m.CreateGroup(0, first))
