@@ -259,13 +259,19 @@ class _Sharing:
             moved = self._turn()
             if moved:
                 backoff.touch()
-            elif time.monotonic() - self._moved_at > self._timeout:
+            elif time.monotonic() - self._moved_at > self._patience():
                 unheard = "nodes " + ", ".join(map(str, sorted(self._unheard)))
                 waits_for = unheard if self._unheard else self._relay.waits_for()
                 why = f"nothing moved for {self._timeout:g} s, waiting for {waits_for}"
                 self._fail(f"{why}; hint: HPCRAY_START_TIMEOUT sets the time in seconds")
             else:
                 time.sleep(max(backoff.delay(), 0.0005))
+
+    def _patience(self) -> float:
+        """Seconds without progress after which this node gives up. Who waits for the place of a node waits less than
+        those above it in the tree, and so it is the one that names that node."""
+        above = (self._nodes - 1).bit_length() - self._rank.bit_count() if self._unheard else 0
+        return self._timeout * (1 + 0.2 * above)
 
     def _begin(self, path: str, command: Sequence[str]) -> None:
         try:
