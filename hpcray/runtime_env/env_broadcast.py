@@ -226,6 +226,7 @@ class _Sharing:
         self._place = place
         self._places: dict[int, Place] = {self._rank: place}
         self._unheard: set[int] = set()
+        self._told = False
         self._names: list[str] = []
         self._copy = os.path.join(session_dir, DIRECTORY)
         self._timeout = timeout
@@ -268,10 +269,11 @@ class _Sharing:
                 time.sleep(max(backoff.delay(), 0.0005))
 
     def _patience(self) -> float:
-        """Seconds without progress after which this node gives up. Who waits for the place of a node waits less than
-        those above it in the tree, and so it is the one that names that node."""
-        above = (self._nodes - 1).bit_length() - self._rank.bit_count() if self._unheard else 0
-        return self._timeout * (1 + 0.2 * above)
+        """Seconds without progress after which this node gives up. Where a node does not tell its place, the one that
+        asked it names it: all others wait for longer, those that are above it in the tree and those that have told."""
+        if not self._unheard:
+            return self._timeout * (4 if self._told else 1)
+        return self._timeout * (1 + 0.2 * ((self._nodes - 1).bit_length() - self._rank.bit_count()))
 
     def _begin(self, path: str, command: Sequence[str]) -> None:
         try:
@@ -307,6 +309,7 @@ class _Sharing:
         if self._unheard or self._relay.over:
             return
         if self._rank:
+            self._told = True
             self._send(self._relay.sender, _PLACES, json.dumps([*self._places.items()]).encode())
         else:
             self._send_head(tree.near_parents([self._places[rank] for rank in range(self._nodes)]))
@@ -337,6 +340,7 @@ class _Sharing:
         relay = self._relay
         if kind == _HEAD:
             self._names, parents = json.loads(body)
+            self._told = False
             if not self._relay.over:
                 self._follow(parents)
             self._send_all(_HEAD, body)
