@@ -191,6 +191,19 @@ def test_leaves_of_one_pod_are_preferred_where_there_are_as_many() -> None:
     assert len(set(places)) == 2 and all(nearness(places[0], place) >= 2 for place in places)
 
 
+def test_a_group_within_one_block_takes_few_switches_of_it() -> None:
+    """A group of one pod; the first pod has no room for it."""
+    resources = fat_tree(100, 5, 4, 2)
+    for index, state in resources.nodes.items():
+        state.labels["pod"] = f"pod{index // 20}"
+        state.available["CPU"] = (8 if index >= 20 and index % 5 < 3 else 1) * UNIT
+    group = Group([{"CPU": 8 * UNIT}] * 6, "PACK")
+    group.spec.same = "pod"
+    plan = planner(resources).find_plan(group)
+    assert plan is not None and {node // 20 for node in plan.values()} == {1}
+    assert len({resources.places[node] for node in plan.values()}) == 2
+
+
 def test_unequal_bundles_and_lost_ones_stay_near() -> None:
     resources = fat_tree(100, 10, 5, 3)
     group = Group([{"CPU": 8 * UNIT}, {"CPU": 2 * UNIT}, {"CPU": UNIT}] * 3, "PACK")

@@ -278,23 +278,23 @@ class PlacementGroupScheduler:
     ) -> Plan | None:
         if any(spec.selectors):
             bundles, free = self._with_labels(spec.selectors, bundles, free)
-        if near and self._near_sets is not None and not spec.same and spec.strategy != STRICT_PACK:
-            for domain in self._near_sets(bundles, spec.strategy, free, used, self._resources.places):
-                found = plan_bundles(bundles, spec.strategy, {node: free[node] for node in domain}, used)
+        near_sets = self._near_sets if near and spec.strategy != STRICT_PACK else None
+        for domain in self._domains(spec.same, free, used) if spec.same else [free]:
+            there = {node: free[node] for node in domain}
+            sets = near_sets(bundles, spec.strategy, there, used, self._resources.places) if near_sets else ()
+            for some in (*sets, domain):
+                found = plan_bundles(bundles, spec.strategy, {node: free[node] for node in some}, used)
                 if found is not None:
                     return found
-        if not spec.same:
-            return plan_bundles(bundles, spec.strategy, free, used)
-        plans = (
-            plan_bundles(bundles, spec.strategy, {node: free[node] for node in domain}, used)
-            for domain in self._domains(spec.same, free, used)
-        )
-        return next((plan for plan in plans if plan is not None), None)
+        return None
 
     def _domains(self, label: str, nodes: Iterable[int], used: Iterable[int]) -> Iterable[list[int]]:
-        """The nodes by their value of a label; only those of one value where the group is on some already."""
+        """The nodes by their value of a label; only those of one value where the group is on some already.
+
+        Nodes without the label are alike where no node has it, and share nothing where one has.
+        """
         labels = {node: self._resources.nodes[node].labels.get(label, "") for node in {*nodes, *used}}
-        values = {labels[node] for node in used} or set(labels.values())
+        values = {labels[node] for node in used} or set(filter(None, labels.values())) or {""}
         return [[node for node in nodes if labels[node] == value] for value in sorted(values)]
 
     def _with_labels(
