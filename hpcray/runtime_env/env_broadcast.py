@@ -269,8 +269,11 @@ class _Sharing:
                 time.sleep(max(backoff.delay(), 0.0005))
 
     def _patience(self) -> float:
-        """Seconds without progress after which this node gives up. Where a node does not tell its place, the one that
-        asked it names it: all others wait for longer, those that are above it in the tree and those that have told."""
+        """Seconds without progress after which this node gives up.
+
+        Where a node does not report its place, the one that asked it names it: all others wait for longer, those that
+        are above it in the tree and those that have reported.
+        """
         if not self._unheard:
             return self._timeout * (4 if self._told else 1)
         return self._timeout * (1 + 0.2 * ((self._nodes - 1).bit_length() - self._rank.bit_count()))
@@ -305,7 +308,7 @@ class _Sharing:
         self._answer_place()
 
     def _answer_place(self) -> None:
-        """Tell the places of this node and of those below it, as soon as all of these have told theirs."""
+        """Report the places of this node and of those below it, as soon as all of these have reported theirs."""
         if self._unheard or self._relay.over:
             return
         if self._rank:
