@@ -18,6 +18,7 @@ PROGRAM = """\
 import json, os, subprocess, sys, time
 import numpy as np
 import hpcray as ray
+import hpcray.mpi
 from hpcray import cluster
 from hpcray.util import rank_order
 from hpcray.util.placement_group import placement_group, placement_group_table, remove_placement_group
@@ -103,7 +104,13 @@ def at_switches(group):
     return sorted({paths()[hosts()[node]] for node in placement_group_table(group)["bundles_to_node_id"].values()})
 
 
+def where(comm):
+    return os.uname().nodename
+
+
 show(first=paths())
+cpus = int(min(row["Resources"]["CPU"] for row in ray.nodes()))
+show(mpi=ray.mpi.run(where, 2 * cpus, timeout=60), cpus=cpus)
 cluster.scale(1, sbatch={"nodelist": "n4"}, wait=True)
 session = need_process().session_dir
 path = join_token_path(os.path.basename(session))
@@ -112,7 +119,6 @@ show(token=path)
 while "n5" not in paths():
     time.sleep(0.05)
 show(paths=paths())
-cpus = int(min(row["Resources"]["CPU"] for row in ray.nodes()))
 for count, each in ((2, cpus), (2 * cpus, 1)):
     group = placement_group([{"CPU": each}] * count, topology_strategy={"hpcray.io/switch": "STRICT_PACK"})
     assert group.wait(30)
@@ -208,6 +214,7 @@ def test_nodes_that_join_in_either_way_know_their_switch(uneven: Cluster) -> Non
                     assert one.wait(60).code == 0
         told, expected = facts["output"], {"n1": "s0.s1", "n2": "s0.s2", "n3": "s0.s2", "n4": "s0.s3", "n5": "s0.s3"}
         assert facts["first"] == {host: expected[host] for host in ("n1", "n2", "n3")}, told
+        assert facts["mpi"] == ["n2"] * facts["cpus"] + ["n3"] * facts["cpus"], told
         assert facts["paths"] == expected, told
         packed = [texts for name, texts in facts.items() if name.startswith("packed")]
         assert len(packed) == 2 and all(texts in (["s0.s2"], ["s0.s3"]) for texts in packed), told
