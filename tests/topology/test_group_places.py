@@ -181,6 +181,16 @@ def test_groups_in_a_half_occupied_fat_tree_take_the_fewest_leaf_switches(
         assert len(taken) == least(resources, cpus, count, one_each)
 
 
+def test_room_is_reserved_behind_few_switches_too() -> None:
+    """For a group that has starved: what is free when all tasks have ended counts, and actors and bundles stay."""
+    resources = fat_tree(100, 5, 4, 2, half=False)
+    for index, state in resources.nodes.items():
+        state.available["CPU"] = 0
+        state.lasting["CPU"] = 0 if index % 5 < 3 or index >= 95 else 8 * UNIT
+    plan = planner(resources).find_reachable_plan(Group([{"CPU": 8 * UNIT}] * 5, "SPREAD"))
+    assert plan is not None and sorted(plan.values()) == [95, 96, 97, 98, 99]
+
+
 def test_leaves_of_one_pod_are_preferred_where_there_are_as_many() -> None:
     resources = fat_tree(80, 4, 5, 0, half=False)
     for index in range(0, 80, 4):  # no leaf has room for all

@@ -237,7 +237,7 @@ class PlacementGroupScheduler:
             found = self._plan(group.spec, bundles, first, used)
             if found is not None and not group.avoid & first.keys():
                 return found
-        near = self._near_sets is not None and len(bundles) > 1 and len(set(self._resources.places.values())) > 1
+        near = len(bundles) > 1 and self._is_network_known()
         if len(nodes) > SMALL_CLUSTER and not near:
             good = [n for n in self._good(group.spec, bundles, used) if n not in group.avoid]
             found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
@@ -253,7 +253,10 @@ class PlacementGroupScheduler:
     def find_reachable_plan(self, group: _PlaceableGroup) -> Plan | None:
         """A plan with what would be free if all but actors and other groups ended."""
         free = {n: state.reachable() for n, state in self._resources.nodes.items() if n not in group.avoid}
-        return self._plan(group.spec, group.without_node(), free, group.bundles_per_node())
+        return self._plan(group.spec, group.without_node(), free, group.bundles_per_node(), self._is_network_known())
+
+    def _is_network_known(self) -> bool:
+        return self._near_sets is not None and len(set(self._resources.places.values())) > 1
 
     def is_feasible(self, group: _PlaceableGroup) -> bool:
         """Whether the cluster could hold the group if nothing else were there."""
@@ -278,7 +281,7 @@ class PlacementGroupScheduler:
     ) -> Plan | None:
         if any(spec.selectors):
             bundles, free = self._with_labels(spec.selectors, bundles, free)
-        near_sets = self._near_sets if near and spec.strategy != STRICT_PACK else None
+        near_sets = self._near_sets if near and len(bundles) > 1 and spec.strategy != STRICT_PACK else None
         for domain in self._domains(spec.same, free, used) if spec.same else [free]:
             there = {node: free[node] for node in domain}
             sets = near_sets(bundles, spec.strategy, there, used, self._resources.places) if near_sets else ()
