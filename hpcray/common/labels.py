@@ -126,6 +126,18 @@ def nearness(one: Place, other: Place) -> int:
     return common
 
 
+def nearest_nodes(node: int, places: Mapping[int, Place]) -> list[int]:
+    """Return the nodes that are nearest to this one; none where all are equally near.
+
+    Args:
+        places: of all nodes; () for one that does not know its place.
+    """
+    common = {other: nearness(places[node], there) for other, there in places.items() if other != node}
+    most = max(common.values(), default=0)
+    found = sorted(other for other in common if common[other] == most)
+    return found if len(found) < len(common) else []
+
+
 def labels_text(labels: Mapping[str, str]) -> str:
     """Write labels as `key=value,key=value`, the inverse of `parse_labels`."""
     return ",".join(f"{key}={value}" for key, value in sorted(labels.items()))

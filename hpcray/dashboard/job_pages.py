@@ -30,6 +30,7 @@ from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
 from hpcray.state.overview import FunctionUse, JobUse, LiveJob, NodeUse
 from hpcray.state.profile import ProfileError, ProfileRequest, frame_name, limits, take_profile
 from hpcray.state.reports import show_demand, show_stacks
+from hpcray.topology.node_order import in_order
 
 # ------------------------------------------------------------ wait edges
 # Waits as nodes and edges, from the lines of `hpcray why`.
@@ -271,6 +272,12 @@ def node_states(nodes: Sequence[NodeUse]) -> dict[str, Any]:
     return {"alive": len(nodes) - len(wrong), "silent": len(wrong) - dead, "dead": dead, "problems": rows}
 
 
+def by_place(nodes: Sequence[NodeUse]) -> list[NodeUse]:
+    """Nodes of a switch one after the other, those whose place is not known last."""
+    known = {node.node_id: node for node in nodes}
+    return [known[ident] for ident in in_order([*known], {ident: node.place for ident, node in known.items()})]
+
+
 def node_row(node: NodeUse) -> dict[str, Any]:
     """A row of the table of nodes."""
     return {
@@ -278,6 +285,7 @@ def node_row(node: NodeUse) -> dict[str, Any]:
         "host": node.host,
         "id": node.node_id,
         "state": node.problem or "alive",
+        "place": " › ".join(node.place),
         "cpu": node.cpu,
         "cpu_count": node.cpu_count,
         "cores": node.cores,
@@ -418,7 +426,7 @@ class JobPages:
         return {
             "now": self._history[-1],
             "nodes": node_states(use.nodes),
-            "rows": [node_row(node) for node in use.nodes],
+            "rows": [node_row(node) for node in by_place(use.nodes)],
             "functions": [function_row(one, whole) for one in use.functions],
             "buckets": {one.name: one.buckets for one in use.functions},
             "partial": use.partial,

@@ -82,7 +82,7 @@ _INPUTS: dict[str, _Parts] = {
         "": (
             LocalLeaseManager,
             "handle process_joined process_died fork_failed remote_process_died node_died drain head_moved "
-            "ask_worker_to_leave cluster_grew evict_idle_workers leave start tick",
+            "ask_worker_to_leave cluster_grew nodes_placed evict_idle_workers leave start tick",
         ),
         "pool": (WorkerPool, "new_number"),
     },

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
@@ -77,7 +78,7 @@ def run_node(
                 autoscaling=AutoscalerRunner,
                 diagnostics=RayletIntrospection,
                 labels=_find_labels,
-                share_directory=_share_directory,
+                share_directory=partial(_share_directory, node),
                 cancel_jobs=_cancel_jobs,
                 near_sets=_near_sets,
                 extensions=[_node_history],
@@ -97,15 +98,17 @@ def _node_history(raylet: Raylet) -> NodeHistory | None:
     return NodeHistory(raylet)
 
 
-def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str]) -> dict[str, str]:
+def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str], joins: bool) -> dict[str, str]:
     environ = os.environ
-    known = "SLURM_JOB_ID" in environ and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN") != "node"
+    # Who joins by ssh has nothing of Slurm in the environment, and asks.
+    known = "SLURM_JOB_ID" in environ or joins
+    known = known and environ.get("SLURM_TOPOLOGY_ADDR_PATTERN") != "node"
     if not (known or gpus or ranks_here > 1 or config.topology or config.rack_pattern):
         return {}  # without an import
     from hpcray.topology.node_labels import node_labels
 
     return node_labels(
-        environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus
+        environ, file=config.topology, rack_pattern=config.rack_pattern, ranks_here=ranks_here, gpus=gpus, joins=joins
     )
 
 
@@ -122,11 +125,19 @@ def _near_sets(*group: Any) -> list[list[int]]:
 
 
 def _share_directory(
-    path: str, command: Sequence[str], control: ControlTransport | None, session_dir: str, timeout: float
+    node: PreparedNode,
+    path: str,
+    command: Sequence[str],
+    control: ControlTransport | None,
+    session_dir: str,
+    timeout: float,
 ) -> PathRelocation:
+    from hpcray.common.labels import parse_labels, place_of
     from hpcray.runtime_env.env_broadcast import share
 
-    return share(path, command, control, session_dir, timeout)
+    found = _find_labels(node.config, max(1, node.launch.here), node.gpus, node.token is not None)
+    place = place_of({**found, **parse_labels(node.config.labels)})
+    return share(path, command, control, session_dir, timeout, place)
 
 
 def _read_launch(options: NodeOptions) -> Launch:

@@ -1,16 +1,23 @@
-"""Sending one long byte stream from node 0 to all nodes, down a binomial tree: who sends what to whom, and when.
+"""Sending one long byte stream from node 0 to all nodes, down a tree: who sends what to whom, and when.
 
-A node passes a chunk on as soon as it has stored it, so all nodes receive at once; node 0 sends it about log2(nodes)
-times. What a child has not acknowledged yet is limited, so a slow one holds up its own subtree and fills no memory.
-When every node is done, with all that is below it, node 0 says so and everybody leaves together.
+A node passes a chunk on as soon as it has stored it, so all nodes receive at once. Where nothing is known of the
+network the tree is binomial: node 0 sends a chunk about log2(nodes) times. Else it is that of objects, which crosses
+the link of each switch once. What a child has not acknowledged yet is limited, so a slow one holds up its own subtree
+and fills no memory. When every node is done, with all that is below it, node 0 says so and everybody leaves together.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Union
 
+from hpcray.common.labels import Place
+from hpcray.core.object_store.stored_object import ROOT, BroadcastTree
+
 WINDOW = 4
+_CHUNKS = 64
+"""In how many chunks the stream is thought to come, when the tree is chosen: how many are not known then."""
 
 
 def parent(rank: int) -> int:
@@ -27,6 +34,13 @@ def children(rank: int, size: int) -> list[int]:
         if rank | bit < size:
             found.append(rank | bit)
     return found
+
+
+def near_parents(places: Sequence[Place]) -> list[int]:
+    """Who sends to each rank, where the places of all ranks in the network are known; 0 for rank 0, too."""
+    tree = BroadcastTree(_CHUNKS, places[0])
+    found = [tree.join(rank, rank, (), places[rank]) for rank in range(1, len(places))]
+    return [0, *(0 if sender == ROOT else sender for sender in found)]
 
 
 @dataclass(frozen=True)
@@ -80,19 +94,30 @@ Effect = Union[Pass, End, Done, Go, Fail, Complete]
 class Relay:
     """One node's part. Every event returns what is to be done, in order.
 
+    Args:
+        rank: of this node.
+        sender: who sends to it; for rank 0 itself.
+        receivers: to whom it sends.
+        known: who may not know of this tree yet, and hears of a failure too.
+
     Attributes:
         over: all nodes are done, or it has failed.
         failure: why, or "".
+        sender, receivers: as given.
     """
 
-    def __init__(self, rank: int, size: int, window: int = WINDOW) -> None:
+    def __init__(
+        self, rank: int, sender: int, receivers: Sequence[int], known: Sequence[int] = (), window: int = WINDOW
+    ) -> None:
         self.over = False
         self.failure = ""
+        self.sender, self.receivers = sender, list(receivers)
         self._rank = rank
+        self._known = known
         self._window = window
         self._have = 0
         self._count = -1
-        self._sent = dict.fromkeys(children(rank, size), 0)
+        self._sent = dict.fromkeys(receivers, 0)
         self._acked = dict.fromkeys(self._sent, 0)
         self._ended: set[int] = set()
         self._waiting = set(self._sent)
@@ -134,13 +159,13 @@ class Relay:
         if self.over:
             return []
         self.over, self.failure = True, reason
-        neighbors = [*([parent(self._rank)] if self._rank else []), *self._sent]
+        neighbors = dict.fromkeys([*([self.sender] if self._rank else []), *self._sent, *self._known])
         return [Fail(dest, reason) for dest in neighbors if dest != source]
 
     def waits_for(self) -> str:
         """For whom or what, for an error message."""
         if self._have != self._count:
-            return f"node {parent(self._rank)} to send chunk {self._have}" if self._rank else "the archive"
+            return f"node {self.sender} to send chunk {self._have}" if self._rank else "the archive"
         late = [child for child in self._sent if self._acked[child] < self._have]
         if late or self._waiting:
             return "nodes " + ", ".join(str(child) for child in sorted(late or self._waiting))
@@ -165,5 +190,5 @@ class Relay:
         if not self._used or self._waiting or self.over:
             return []
         if self._rank:
-            return [Done(parent(self._rank))]
+            return [Done(self.sender)]
         return self.go()

@@ -24,6 +24,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from hpcray.common.exceptions import StartupError
+from hpcray.common.labels import Place
 from hpcray.platform.direct_io import open_unnamed_file
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.runtime_env import broadcast_relay as tree
@@ -159,7 +160,7 @@ class _Sink(io.RawIOBase):
 
 DIRECTORY = "env"
 CHUNK = 4 << 20
-_HEAD, _CHUNK, _ACK, _END, _DONE, _GO, _FAIL, _UP, _DOWN = range(9)
+_HEAD, _CHUNK, _ACK, _END, _DONE, _GO, _FAIL, _UP, _DOWN, _ASK, _PLACES = range(11)
 _INDEX = struct.Struct("<I")
 _PROGRESS_INTERVAL = 1.0
 _FLUSH_TIMEOUT = 2.0
@@ -190,7 +191,12 @@ def check_broadcast(path: str, command: Sequence[str]) -> list[str]:
 
 
 def share(
-    path: str, command: Sequence[str], control: ControlTransport | None, session_dir: str, timeout: float
+    path: str,
+    command: Sequence[str],
+    control: ControlTransport | None,
+    session_dir: str,
+    timeout: float,
+    place: Place = (),
 ) -> PathRelocation:
     """Copy a directory of rank 0 to all nodes. Collective; returns when every node has it.
 
@@ -200,23 +206,27 @@ def share(
         control: None for one node.
         session_dir: where the copy goes.
         timeout: seconds without any progress after which it fails.
+        place: of this node in the network. Where rank 0 has one, all are asked for theirs first.
 
     Raises:
         StartupError: nothing would be imported from it; a node could not read, store or unpack it; or there was no
             progress. A partial copy is removed with the session directory.
     """
-    sharing = _Sharing(control, session_dir, timeout)
+    sharing = _Sharing(control, session_dir, timeout, place)
     moved = sharing.run(path, command)
     sharing.close()  # not after a failure: a thread may still write to it, until this process ends
     return moved
 
 
 class _Sharing:
-    def __init__(self, control: ControlTransport | None, session_dir: str, timeout: float) -> None:
+    def __init__(self, control: ControlTransport | None, session_dir: str, timeout: float, place: Place) -> None:
         self._control = control
-        self._rank, size = (control.rank, control.size) if control is not None else (0, 1)
-        self._relay = tree.Relay(self._rank, size)
-        self._children = tree.children(self._rank, size)
+        self._rank, self._nodes = (control.rank, control.size) if control is not None else (0, 1)
+        self._relay = tree.Relay(self._rank, tree.parent(self._rank), tree.children(self._rank, self._nodes))
+        self._place = place
+        self._places: dict[int, Place] = {self._rank: place}
+        self._unheard: set[int] = set()
+        self._told = False
         self._names: list[str] = []
         self._copy = os.path.join(session_dir, DIRECTORY)
         self._timeout = timeout
@@ -250,11 +260,23 @@ class _Sharing:
             moved = self._turn()
             if moved:
                 backoff.touch()
-            elif time.monotonic() - self._moved_at > self._timeout:
-                why = f"nothing moved for {self._timeout:g} s, waiting for {self._relay.waits_for()}"
+            elif time.monotonic() - self._moved_at > self._patience():
+                unheard = "nodes " + ", ".join(map(str, sorted(self._unheard)))
+                waits_for = unheard if self._unheard else self._relay.waits_for()
+                why = f"nothing moved for {self._timeout:g} s, waiting for {waits_for}"
                 self._fail(f"{why}; hint: HPCRAY_START_TIMEOUT sets the time in seconds")
             else:
                 time.sleep(max(backoff.delay(), 0.0005))
+
+    def _patience(self) -> float:
+        """Seconds without progress after which this node gives up.
+
+        Where a node does not report its place, the one that asked it names it: all others wait for longer, those that
+        are above it in the tree and those that have reported.
+        """
+        if not self._unheard:
+            return self._timeout * (4 if self._told else 1)
+        return self._timeout * (1 + 0.2 * ((self._nodes - 1).bit_length() - self._rank.bit_count()))
 
     def _begin(self, path: str, command: Sequence[str]) -> None:
         try:
@@ -262,8 +284,38 @@ class _Sharing:
         except StartupError as error:
             self._do(self._relay.failed(str(error)))
             return
-        self._send_all(_HEAD, json.dumps(self._names).encode())
+        if self._place and self._nodes > 1:
+            self._ask_places()
+        else:
+            self._send_head([])
+
+    def _send_head(self, parents: list[int]) -> None:
+        """Begin at rank 0. parents: who sends to each rank; []: the tree is the one that all begin with."""
+        self._follow(parents)
+        self._send_all(_HEAD, json.dumps([self._names, parents]).encode())
         self._in_thread(self._pack, self._packed)
+
+    def _follow(self, parents: list[int]) -> None:
+        if parents:
+            before = self._relay
+            receivers = [rank for rank, sender in enumerate(parents) if rank and sender == self._rank]
+            known = [*before.receivers, *([before.sender] if self._rank else [])]
+            self._relay = tree.Relay(self._rank, parents[self._rank], receivers, known)
+
+    def _ask_places(self) -> None:
+        self._unheard = set(self._relay.receivers)
+        self._send_all(_ASK, b"")
+        self._answer_place()
+
+    def _answer_place(self) -> None:
+        """Report the places of this node and of those below it, as soon as all of these have reported theirs."""
+        if self._unheard or self._relay.over:
+            return
+        if self._rank:
+            self._told = True
+            self._send(self._relay.sender, _PLACES, json.dumps([*self._places.items()]).encode())
+        else:
+            self._send_head(tree.near_parents([self._places[rank] for rank in range(self._nodes)]))
 
     # ------------------------------------------------------------ one turn
 
@@ -290,8 +342,17 @@ class _Sharing:
     def _message(self, source: int, kind: int, body: bytes) -> None:
         relay = self._relay
         if kind == _HEAD:
-            self._names = json.loads(body)
+            self._names, parents = json.loads(body)
+            self._told = False
+            if not self._relay.over:
+                self._follow(parents)
             self._send_all(_HEAD, body)
+        elif kind == _ASK:
+            self._ask_places()
+        elif kind == _PLACES:
+            self._places.update((rank, tuple(place)) for rank, place in json.loads(body))
+            self._unheard.discard(source)
+            self._answer_place()
         elif kind == _CHUNK:
             self._store(source, body)
         elif kind == _ACK:
@@ -303,7 +364,7 @@ class _Sharing:
         elif kind == _GO:
             self._do(relay.go())
         elif kind == _FAIL:
-            self._reported_by_rank0 = not relay.over and self._rank != 0
+            self._reported_by_rank0 |= not relay.over and self._rank != 0
             self._do(relay.failed(body.decode(), source))
         elif kind == _DOWN:
             self._send_all(_DOWN, b"")
@@ -353,7 +414,7 @@ class _Sharing:
                 self._fail(str(error))
 
     def _send_all(self, kind: int, body: bytes) -> None:
-        for child in self._children:
+        for child in self._relay.receivers:
             self._send(child, kind, body)
 
     def _report_progress(self) -> None:
@@ -362,7 +423,7 @@ class _Sharing:
         if now - self._reported_at > _PROGRESS_INTERVAL and not self._relay.over:
             self._reported_at = now
             if self._rank:
-                self._send(tree.parent(self._rank), _UP, b"")
+                self._send(self._relay.sender, _UP, b"")
             else:
                 self._send_all(_DOWN, b"")
 

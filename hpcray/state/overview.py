@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from hpcray.common.figures import FunctionRow, quantile
 from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.job_names import parse_worker_log_name
+from hpcray.common.labels import Place, place_of
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, stacks
 from hpcray.diagnostics.figures_gathering import FIGURES
 from hpcray.platform.session_directory import read_session
@@ -34,7 +35,8 @@ class NodeUse:
         pulling, pushing: bytes of objects per second, from and to other nodes' stores.
         gpus: rows of `GpuSampler`. workers: counts by state. latency: seconds of a message to it and back, if known.
         slowness: how many times as long as elsewhere the runs of functions take that other nodes run too, as far as is
-            known. row: what the node has said.
+            known. place: its switches from the top of the network down, as far as they are known.
+        row: what the node has said.
     """
 
     index: int
@@ -60,6 +62,7 @@ class NodeUse:
     waiting: int = 0
     latency: float | None = None
     slowness: float | None = None
+    place: Place = ()
     row: dict[str, Any] = field(default_factory=dict)
 
 
@@ -177,7 +180,8 @@ class JobOverview:
 def _node_use(
     listed: Mapping[str, Any], row: dict[str, Any] | None, before: NodeUse | None, latency: float | None
 ) -> NodeUse:
-    use = NodeUse(listed["Index"], listed["NodeManagerHostname"], listed["NodeID"], latency=latency)
+    index, host, place = listed["Index"], listed["NodeManagerHostname"], place_of(listed["Labels"])
+    use = NodeUse(index, host, listed["NodeID"], latency=latency, place=place)
     if row is None:
         use.problem = "no answer" if listed["Alive"] else f"dead: {listed['DeathReason'] or 'no reason is known'}"
         return use

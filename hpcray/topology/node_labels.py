@@ -1,4 +1,4 @@
-"""The labels that a node gives itself when it starts: its switch, block, NVLink domain, rack and host.
+"""The labels that a node gives itself when it starts: its place in the network and on its host.
 
 No command is run where the environment says it: `srun` gives each task the address of its node. A node that
 came another way (by ssh, say) asks `scontrol show topology` once. Where nothing is known, there is no label.
@@ -7,6 +7,7 @@ came another way (by ssh, say) asks `scontrol show topology` once. Where nothing
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import re
 import socket
@@ -16,12 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcray.platform import numa_binding
 from hpcray.platform.allocation import expand_nodes, run_command
 
 SWITCH, SWITCH_PATH, BLOCK = "hpcray.io/switch", "hpcray.io/switch-path", "hpcray.io/block"
 HOST, RACK = "hpcray.io/host", "hpcray.io/rack"
+NUMA, ADAPTERS, DISTANCES = "hpcray.io/numa", "hpcray.io/adapters", "hpcray.io/adapter-distances"
 GPU_DOMAIN = "ray.io/gpu-domain"
 _SCONTROL_TIMEOUT = 10.0  # seconds; a slow controller does not hold up the start for longer
+_ADAPTER_CLASSES = ("infiniband", "cxi")  # InfiniBand and RoCE; Slingshot
 _FABRIC_COMPLETED = 3  # NVML_GPU_FABRIC_STATE_COMPLETED
 
 
@@ -32,6 +36,7 @@ def node_labels(
     rack_pattern: str = "",
     ranks_here: int = 1,
     gpus: Sequence[str] = (),
+    joins: bool = False,
     ask_slurm: Callable[[], str] | None = None,
 ) -> dict[str, str]:
     """Return the labels of this node.
@@ -43,6 +48,7 @@ def node_labels(
             rack.
         ranks_here: count of ranks on this host.
         gpus: the GPUs of this node, as NVML knows them (index or UUID).
+        joins: whether it joins a running job: by ssh, where nothing of Slurm is in `environ`.
         ask_slurm: returns the output of `scontrol show topology`.
 
     Raises:
@@ -50,7 +56,7 @@ def node_labels(
     """
     host = socket.gethostname().partition(".")[0]
     node = environ.get("SLURMD_NODENAME") or host
-    place = _place(environ, node, file, ask_slurm or _show_topology)
+    place = _place(environ, node, file, joins, ask_slurm or _show_topology)
     labels: dict[str, str] = {}
     if place.path:
         labels[SWITCH] = label_value(place.path[-1])
@@ -63,10 +69,50 @@ def node_labels(
         labels[RACK] = label_value(rack)
     if ranks_here > 1 or labels:
         labels[HOST] = label_value(host)
+        labels |= _machine_labels()
     return {key: value for key, value in labels.items() if value}
 
 
-def _place(environ: Mapping[str, str], node: str, file: str, ask_slurm: Callable[[], str]) -> NodePlace:
+def _machine_labels() -> dict[str, str]:
+    """Where in its host a node is: the NUMA nodes of its cores, and the adapters of fast networks, nearest first."""
+    nodes = numa_binding.numa_nodes()
+    mine = numa_binding.numa_nodes_of(os.sched_getaffinity(0), nodes)
+    labels = {NUMA: _ranges(sorted(mine))} if len(nodes) > 1 else {}
+    found: dict[str, float] = {}
+    for kind in _ADAPTER_CLASSES:
+        for adapter in sorted((numa_binding.ROOT / "sys/class" / kind).glob("*")):
+            there = numa_binding.numa_node_of_device(adapter / "device")
+            found[adapter.name] = min((_distance(node, there) for node in mine), default=math.inf)
+    names = sorted(found, key=lambda name: found[name])
+    labels[ADAPTERS] = label_value(".".join(name.replace(".", "-") for name in names))
+    if all(math.isfinite(distance) for distance in found.values()):
+        labels[DISTANCES] = label_value(".".join(f"{found[name]:g}" for name in names))
+    return labels
+
+
+def _distance(node: int, other: int) -> float:
+    """The distance of two NUMA nodes as Linux has it: 10 within one. Infinite where it is not known."""
+    directory = numa_binding.ROOT / "sys/devices/system/node"
+    try:
+        names = sorted(directory.glob("node[0-9]*"), key=lambda path: int(path.name[4:]))
+        distances = (directory / f"node{node}/distance").read_text().split()
+        return float(distances[[path.name for path in names].index(f"node{other}")])
+    except (OSError, ValueError, IndexError):
+        return math.inf
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`0-3.8` for 0, 1, 2, 3, 8: a list as in Linux, with the characters of a label."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ".".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
+def _place(environ: Mapping[str, str], node: str, file: str, joins: bool, ask_slurm: Callable[[], str]) -> NodePlace:
     if file:
         return _place_in(read_topology_file(file), node, file)
     address = environ.get("SLURM_TOPOLOGY_ADDR", "")
@@ -75,7 +121,7 @@ def _place(environ: Mapping[str, str], node: str, file: str, ask_slurm: Callable
     place = read_address(address, environ.get("SLURM_TOPOLOGY_ADDR_PATTERN", ""), node)
     if place != NodePlace():
         return place
-    if "SLURM_JOB_ID" in environ and (address or "SLURM_PROCID" not in environ):
+    if ("SLURM_JOB_ID" in environ or joins) and (address or "SLURM_PROCID" not in environ):
         # Inherited from another node, or not started by srun.
         try:
             return _place_in(parse_topology(ask_slurm()), node, "")

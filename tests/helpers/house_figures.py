@@ -18,11 +18,6 @@ STRINGS = {
 
 INJECTED = {
     "ActorExecutor._replace_values: self.worker.reply": 1,
-    "LeaseManager.admit_through: self._refusal": 1,
-    "LeaseManager.admit_through: self.pump": 1,
-    "LeaseManager.admit_through: self.submit": 1,
-    "LeaseManager.expect_durations: self.submit": 1,
-    "LeaseManager.split_by_function: self.submit": 1,
     "ObjectRecovery.remake_with: self.remake": 1,
     "ObjectTable.record_creation_sites: part.*": 1,
     "ObjectTable.record_parents: self.create": 1,

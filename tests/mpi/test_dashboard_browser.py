@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,6 +156,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     write(script.parent, NVML, "pynvml.py")
     environ = {"HPCRAY_RECORD_REF_CREATION_SITES": "1", "OMP_NUM_THREADS": "1", "EVIL": EVIL}
     environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(script.parent)])
+    if not PICTURES:
+        topology = f"SwitchName=leaf1 Nodes={socket.gethostname()}\nSwitchName=top Switches=leaf1\n"
+        environ["HPCRAY_TOPOLOGY"] = str(write(script.parent, topology, "topology.conf"))
     line = as_module(4, script)
     line[-1:-1] = ["--num-gpus", "2"]
     with Job(line, environ) as running:
@@ -233,9 +237,13 @@ def test_the_overview_shows_the_job_and_goes_on(visit: Callable[..., Visit]) -> 
 def test_nodes_lead_to_processes(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.click("Nodes")
-    rows = seen.page.locator("tbody tr")
+    rows = seen.page.locator("tbody tr.open")
     expect(rows).to_have_count(4)
+    groups = seen.page.locator("tbody tr.group")
+    if not PICTURES:
+        expect(groups).to_have_text(["top › leaf1"])
     seen.page.get_by_role("button", name=re.compile("^node")).click()
+    expect(groups).to_have_count(0)
     expect(rows.first.locator("td").first).to_have_text("3")
     rows.first.focus()
     seen.page.keyboard.press("ArrowDown")

@@ -58,6 +58,7 @@ class SimCluster:
         failing_forks: Sequence[int] = (),
         real: bool = False,
         net: SimNet | None = None,
+        paths: Sequence[str] = (),
     ) -> None:
         self.config = config or Config(prestart=0)
         self.net = net or SimNet(delays)
@@ -79,11 +80,13 @@ class SimCluster:
         self.touched: set[int] = set()
         self.constructor_errors: dict[bytes, bytes] = {}
         infos = [
-            m.NodeInfo(n, f"id{n}", f"host{n}", f"10.0.0.{n}", 100 + n, dict(t), b"", "mpi", 0)
+            m.NodeInfo(n, f"id{n}", f"host{n}", f"10.0.0.{n}", 100 + n, dict(t), b"", "mpi", 0, labels)
             for n, t in enumerate(totals)
+            for labels in [{"hpcray.io/switch-path": paths[n]} if paths and paths[n] else {}]
         ]
         self.carry_out(SEAT, self.head.cluster_up(0.0, "session", infos))
         for node, raylet in enumerate(self.raylets):
+            raylet.nodes_placed(infos)
             self.carry_out(raylet_of(node), raylet.start(0.0))
             self.net.after(self.net.delay(), lambda node=node: self.tick(node))
 

@@ -18,34 +18,95 @@ from hpcray.topology.node_order import near_domains
 
 UNIT = 10_000
 amounts = st.dictionaries(st.sampled_from(["CPU", "GPU"]), st.integers(0, 3), max_size=2)
+requests = st.lists(st.sampled_from([{"CPU": 1}, {"CPU": 2}, {"GPU": 1}, {"CPU": 3, "GPU": 1}, {}]), max_size=8)
+used_nodes = st.dictionaries(st.integers(0, 6), st.integers(1, 3), max_size=4)
 
 
-@given(amounts, st.integers(1, 6), st.lists(amounts, max_size=6), st.dictionaries(st.integers(0, 6), st.integers(1, 3)))
-def test_equal_bundles_are_packed_as_unequal_ones(
-    bundle: dict[str, int], count: int, free: list[dict[str, int]], used: dict[int, int]
+def large_first(bundles: list[dict[str, int]]) -> list[int]:
+    """As each bundle of the sample has another size, but for equal ones."""
+    return sorted(range(len(bundles)), key=lambda i: (-bundles[i].get("GPU", 0), -sum(bundles[i].values()), i))
+
+
+def taken_by(left: list[int], bundles: list[dict[str, int]], free: dict[str, int]) -> list[int]:
+    room, taken = dict(free), []
+    for index in left:
+        if all(room.get(name, 0) >= units for name, units in bundles[index].items()):
+            for name, units in bundles[index].items():
+                room[name] = room.get(name, 0) - units
+            taken.append(index)
+    return taken
+
+
+@given(requests, st.lists(amounts, max_size=7), used_nodes)
+def test_pack_takes_the_node_with_room_for_most_again_and_again(
+    bundles: list[dict[str, int]], free: list[dict[str, int]], used: dict[int, int]
 ) -> None:
-    bundles, nodes = dict.fromkeys(range(count), bundle), dict(enumerate(free))
-    quick = scheduler._pack_alike(bundles, nodes, used)
-    alike, scheduler._alike = scheduler._alike, lambda bundles: False
-    try:
-        slow = scheduler._pack(bundles, nodes, used)
-    finally:
-        scheduler._alike = alike
-    assert quick == slow
+    left, planned, nodes = large_first(bundles), dict[int, int](), dict(enumerate(free))
+    while left:
+        order = sorted(nodes, key=lambda node: (-used.get(node, 0), node))
+        best = max(order, key=lambda node: len(taken_by(left, bundles, nodes[node])), default=-1)
+        taken = taken_by(left, bundles, nodes.pop(best)) if best >= 0 else []
+        if not taken:
+            break
+        planned |= dict.fromkeys(taken, best)
+        left = [index for index in left if index not in planned]
+    found = scheduler.plan_bundles(dict(enumerate(bundles)), "PACK", dict(enumerate(free)), used)
+    assert found == (None if left else planned)
 
 
-@given(amounts, st.integers(1, 6), st.lists(amounts, max_size=6), st.sets(st.integers(0, 6)))
-def test_equal_bundles_are_spread_as_unequal_ones(
-    bundle: dict[str, int], count: int, free: list[dict[str, int]], used: set[int]
+@given(requests, st.lists(amounts, max_size=7), used_nodes)
+def test_strict_spread_finds_a_plan_where_there_is_one(
+    bundles: list[dict[str, int]], free: list[dict[str, int]], used: dict[int, int]
 ) -> None:
-    bundles, nodes = dict.fromkeys(range(count), bundle), dict(enumerate(free))
-    quick = scheduler._strict_spread(bundles, nodes, dict.fromkeys(used, 1))
-    alike, scheduler._alike = scheduler._alike, lambda bundles: False
-    try:
-        slow = scheduler._strict_spread(bundles, nodes, dict.fromkeys(used, 1))
-    finally:
-        scheduler._alike = alike
-    assert quick == slow
+    nodes = [node for node in range(len(free)) if node not in used]
+    holders: dict[int, int] = {}
+
+    def match(index: int, seen: set[int]) -> bool:
+        for node in nodes:
+            if node not in seen and taken_by([index], bundles, free[node]):
+                seen.add(node)
+                if node not in holders or match(holders[node], seen):
+                    holders[node] = index
+                    return True
+        return False
+
+    exists = all(match(index, set()) for index in range(len(bundles)))
+    found = scheduler.plan_bundles(dict(enumerate(bundles)), "STRICT_SPREAD", dict(enumerate(free)), used)
+    assert (found is not None) == exists
+    if found is not None:
+        assert sorted(found) == list(range(len(bundles))) and len(set(found.values())) == len(bundles)
+        assert all(taken_by([index], bundles, free[node]) for index, node in found.items())
+        assert not used.keys() & set(found.values())
+
+
+@given(requests, st.lists(amounts, max_size=4), used_nodes)
+def test_spread_puts_each_where_the_fewest_are(
+    bundles: list[dict[str, int]], free: list[dict[str, int]], used: dict[int, int]
+) -> None:
+    found = scheduler.plan_bundles(dict(enumerate(bundles)), "SPREAD", dict(enumerate(free)), used)
+    if scheduler.plan_bundles(dict(enumerate(bundles)), "STRICT_SPREAD", dict(enumerate(free)), used) is not None:
+        assert found is not None and not used.keys() & set(found.values())
+        return
+    room, count, planned = [dict(have) for have in free], dict(used), dict[int, int]()
+    for index in large_first(bundles):
+        fitting = [node for node in range(len(room)) if taken_by([index], bundles, room[node])]
+        if not fitting:
+            assert found is None
+            return
+        share = {node: scheduler.least_share(room[node], bundles[index]) for node in fitting}
+        node = min(fitting, key=lambda node: (count.get(node, 0), -share[node], node))
+        for name, units in bundles[index].items():
+            room[node][name] = room[node].get(name, 0) - units
+        count[node], planned[index] = count.get(node, 0) + 1, node
+    assert found == planned
+
+
+@pytest.mark.parametrize("strategy", ["PACK", "SPREAD", "STRICT_SPREAD"])
+def test_nothing_is_placed_on_a_node_that_has_promised_too_much(strategy: str) -> None:
+    """What the head has promised ahead of a node's view may be more than the node has."""
+    bundles = {index: {"CPU": 1} for index in range(2)}
+    found = scheduler.plan_bundles(bundles, strategy, {0: {"CPU": -3}, 1: {"CPU": 1}, 2: {"CPU": 1}}, {})
+    assert found is not None and set(found.values()) == {1, 2}
 
 
 def planner(resources: ClusterResources) -> scheduler.PlacementGroupScheduler:
@@ -120,6 +181,16 @@ def test_groups_in_a_half_occupied_fat_tree_take_the_fewest_leaf_switches(
         assert len(taken) == least(resources, cpus, count, one_each)
 
 
+def test_room_is_reserved_behind_few_switches_too() -> None:
+    """For a group that has starved: what is free when all tasks have ended counts, and actors and bundles stay."""
+    resources = fat_tree(100, 5, 4, 2, half=False)
+    for index, state in resources.nodes.items():
+        state.available["CPU"] = 0
+        state.lasting["CPU"] = 0 if index % 5 < 3 or index >= 95 else 8 * UNIT
+    plan = planner(resources).find_reachable_plan(Group([{"CPU": 8 * UNIT}] * 5, "SPREAD"))
+    assert plan is not None and sorted(plan.values()) == [95, 96, 97, 98, 99]
+
+
 def test_leaves_of_one_pod_are_preferred_where_there_are_as_many() -> None:
     resources = fat_tree(80, 4, 5, 0, half=False)
     for index in range(0, 80, 4):  # no leaf has room for all
@@ -128,6 +199,19 @@ def test_leaves_of_one_pod_are_preferred_where_there_are_as_many() -> None:
     assert plan is not None
     places = [resources.places[node] for node in plan.values()]
     assert len(set(places)) == 2 and all(nearness(places[0], place) >= 2 for place in places)
+
+
+def test_a_group_within_one_block_takes_few_switches_of_it() -> None:
+    """A group of one pod; the first pod has no room for it."""
+    resources = fat_tree(100, 5, 4, 2)
+    for index, state in resources.nodes.items():
+        state.labels["pod"] = f"pod{index // 20}"
+        state.available["CPU"] = (8 if index >= 20 and index % 5 < 3 else 1) * UNIT
+    group = Group([{"CPU": 8 * UNIT}] * 6, "PACK")
+    group.spec.same = "pod"
+    plan = planner(resources).find_plan(group)
+    assert plan is not None and {node // 20 for node in plan.values()} == {1}
+    assert len({resources.places[node] for node in plan.values()}) == 2
 
 
 def test_unequal_bundles_and_lost_ones_stay_near() -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.common.labels import Place
+from hpcray.compat import train_network
 from hpcray.mpi import place
 from hpcray.topology.node_order import draw, in_order, nearest_nodes, network
 
@@ -29,6 +32,17 @@ def test_each_switch_is_entered_once(nodes: list[str]) -> None:
         switches = [PLACES[node][:level] for node in found if PLACES[node]]
         changes = sum(one != other for one, other in pairwise(switches))
         assert changes == max(0, len(set(switches)) - 1)
+
+
+def test_workers_of_train_follow_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray sorts the workers of each node by their GPUs, and leaves the nodes in the order in which they come."""
+    came = [SimpleNamespace(metadata=SimpleNamespace(node_id=node), number=n) for n, node in enumerate("abcdac")]
+    monkeypatch.setattr(train_network, "rank_order", lambda nodes: in_order(list(nodes), PLACES))
+    group = type("WorkerGroup", (), {"_sort_workers_by_gpu_id_grouped_by_node": staticmethod(lambda workers: workers)})
+    train_network.worker_group(SimpleNamespace(WorkerGroup=group))  # type: ignore[arg-type]
+    ranks = group._sort_workers_by_gpu_id_grouped_by_node(came)  # type: ignore[attr-defined]
+    assert [worker.metadata.node_id for worker in ranks] == ["a", "a", "c", "c", "b", "d"]
+    assert [worker.number for worker in ranks] == [0, 4, 2, 5, 1, 3]
 
 
 def test_ranks_take_few_switches_and_few_nodes() -> None:

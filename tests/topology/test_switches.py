@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.common.labels import labels_problem
+from hpcray.platform import numa_binding
 from hpcray.topology import node_labels as labels_module
 from hpcray.topology.node_labels import (
     Network,
@@ -153,6 +155,12 @@ def test_a_long_path_loses_its_top() -> None:
 HERE = socket.gethostname().partition(".")[0]
 
 
+@pytest.fixture(autouse=True)
+def plain_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NUMA nodes and adapters of the machine that runs the tests do not show."""
+    monkeypatch.setattr(numa_binding, "ROOT", tmp_path / "nothing")
+
+
 def refuse() -> str:
     raise AssertionError("scontrol is not called")
 
@@ -191,6 +199,88 @@ def test_a_node_that_was_not_started_by_srun_asks(inherited: dict[str, str]) -> 
     assert found == {"hpcray.io/switch": "s1", "hpcray.io/switch-path": "s3.s1", "hpcray.io/host": HERE}
     assert node_labels(environ, ask_slurm=lambda: "what is this = ?") == {}
     assert node_labels(environ, ask_slurm=lambda: "") == {}
+
+
+def test_a_node_that_joins_by_ssh_asks_although_its_environment_says_nothing_of_slurm() -> None:
+    environ = {"SLURMD_NODENAME": "dev7"}
+    found = node_labels(environ, joins=True, ask_slurm=lambda: SCONTROL_TREE)
+    assert found == {"hpcray.io/switch": "s1", "hpcray.io/switch-path": "s3.s1", "hpcray.io/host": HERE}
+    assert node_labels(environ, ask_slurm=refuse) == {}, "a node of the beginning, outside of Slurm"
+    by_srun = {
+        "SLURM_PROCID": "0", "SLURM_TOPOLOGY_ADDR": "s0.s2.dev7", "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+    }  # fmt: skip
+    assert node_labels({**environ, **by_srun}, joins=True, ask_slurm=refuse)["hpcray.io/switch"] == "s2"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "slurm_load_topo error: Unspecified error",
+        "No topology information available",
+        "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=other[1-4]",
+    ],
+)
+def test_a_slurm_that_does_not_know_the_node_gives_no_label(answer: str) -> None:
+    assert node_labels({"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "dev7"}, ask_slurm=lambda: answer) == {}
+    assert node_labels({"SLURMD_NODENAME": "dev7"}, joins=True, ask_slurm=lambda: answer) == {}
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {"PBS_JOBID": "7.server", "PALS_RANKID": "3", "PALS_LOCAL_RANKID": "1", "PALS_LOCAL_SIZE": "2",
+         "PMI_RANK": "3", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_SIZE": "2"},
+        {"FLUX_JOB_ID": "f1", "FLUX_TASK_RANK": "3", "FLUX_JOB_SIZE": "4", "FLUX_TASK_LOCAL_ID": "1",
+         "FLUX_JOB_NNODES": "2"},
+    ],
+)  # fmt: skip
+def test_pbs_and_flux_say_nothing_of_the_network(environ: dict[str, str], tmp_path: Path) -> None:
+    """What they say is the ranks of a host; the site's file says the rest."""
+    assert node_labels(environ, ask_slurm=refuse) == {}
+    assert node_labels(environ, ranks_here=2, ask_slurm=refuse) == {"hpcray.io/host": HERE}
+    path = tmp_path / "topology.conf"
+    path.write_text(f"SwitchName=s7 Nodes={HERE}\nSwitchName=top Switches=s[1-9]\n")
+    assert node_labels(environ, file=str(path), ask_slurm=refuse)["hpcray.io/switch-path"] == "top.s7"
+
+
+def machine(root: Path, distances: dict[int, str], cpus: dict[int, str], adapters: dict[str, int]) -> None:
+    for node, text in distances.items():
+        directory = root / f"sys/devices/system/node/node{node}"
+        directory.mkdir(parents=True)
+        (directory / "distance").write_text(text + "\n")
+        (directory / "cpulist").write_text(cpus[node] + "\n")
+    for name, node in adapters.items():
+        directory = root / "sys/class" / name / "device"
+        directory.mkdir(parents=True)
+        (directory / "numa_node").write_text(f"{node}\n")
+
+
+def test_numa_nodes_and_the_nearest_adapters_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two sockets of two NUMA nodes each; the rank has the cores of the second half."""
+    distances = {0: "10 12 32 32", 1: "12 10 32 32", 4: "32 32 10 12", 5: "32 32 12 10"}
+    cpus = {0: "0-3", 1: "4-7", 4: "8-11", 5: "12-15"}
+    machine(tmp_path, distances, cpus, {"infiniband/mlx5_0": 0, "infiniband/mlx5_1": 4, "cxi/cxi0": 1})
+    monkeypatch.setattr(numa_binding, "ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8, 16)))
+    half = node_labels({}, ranks_here=2, ask_slurm=refuse)
+    assert half == {
+        "hpcray.io/host": HERE,
+        "hpcray.io/numa": "4-5",
+        "hpcray.io/adapters": "mlx5_1.mlx5_0.cxi0",
+        "hpcray.io/adapter-distances": "10.32.32",
+    }
+    assert labels_problem(half) is None
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 4, 8})
+    assert node_labels({}, ranks_here=2)["hpcray.io/numa"] == "0-1.4"
+    assert node_labels({}) == {}, "one rank of an unknown network"
+
+
+def test_a_machine_that_does_not_say_its_distances(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(tmp_path, {0: "10"}, {0: "0-3"}, {"infiniband/mlx5_0": -1})
+    monkeypatch.setattr(numa_binding, "ROOT", tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    assert node_labels({}, ranks_here=2) == {"hpcray.io/host": HERE, "hpcray.io/adapters": "mlx5_0"}
 
 
 def test_a_file_counts_before_slurm(tmp_path: Path) -> None:

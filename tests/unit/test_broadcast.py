@@ -23,12 +23,34 @@ def test_tree_reaches_everybody_once_and_is_shallow(size: int) -> None:
         assert depth <= (size - 1).bit_length()
 
 
+def relay(rank: int, size: int) -> tree.Relay:
+    return tree.Relay(rank, tree.parent(rank), tree.children(rank, size))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 40, 200])
+def test_a_tree_by_places_enters_each_switch_once(size: int) -> None:
+    """Ranks of four switches of two pods, in turn; two do not know their place."""
+    places = [("s0", f"p{rank % 2}", f"s{rank % 4}") for rank in range(size)]
+    for rank in {size // 3, size - 1} - {0}:
+        places[rank] = ()  # type: ignore[call-overload]
+    parents = tree.near_parents(places)
+    assert parents[0] == 0 and all(parents[rank] < rank for rank in range(1, size)), "who sends is no descendant"
+    most = max(parents[1:].count(sender) for sender in range(size)) if size > 1 else 0
+    assert most <= 2 * 4, "two in each of its switches"
+    for level in (1, 2, 3):
+        entered = [
+            places[rank][:level] for rank in range(1, size) if places[parents[rank]][:level] != places[rank][:level]
+        ]
+        known = [switch for switch in entered if switch]
+        assert len(known) == len(set(known)) and places[0][:level] not in known
+
+
 class Net:
     """All nodes of a job; each pair's messages keep their order, pairs take turns at random."""
 
     def __init__(self, size: int, chunks: int, seed: int) -> None:
         self.random = random.Random(seed)
-        self.relays = [tree.Relay(rank, size) for rank in range(size)]
+        self.relays = [relay(rank, size) for rank in range(size)]
         self.wires: dict[tuple[int, int], deque[tree.Effect]] = {}
         self.have: list[list[int]] = [[] for _ in range(size)]
         self.unacked: dict[tuple[int, int], int] = {}
@@ -112,7 +134,7 @@ def test_one_failure_ends_a_broadcast_on_all_nodes(culprit: int) -> None:
 
 
 def test_a_relay_names_the_nodes_for_which_it_waits() -> None:
-    root, leaf = tree.Relay(0, 4), tree.Relay(3, 4)
+    root, leaf = relay(0, 4), relay(3, 4)
     assert root.waits_for() == "the archive"
     assert leaf.waits_for() == "node 2 to send chunk 0"
     root.stored()

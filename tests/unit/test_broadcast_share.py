@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcray.common.exceptions import StartupError
+from hpcray.common.labels import Place
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.runtime_env import env_broadcast
 from hpcray.runtime_env.env_broadcast import share
@@ -28,11 +29,13 @@ class Wire:
         self.inbox: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
         self.gone: list[tuple[int, str]] = []
         self.dead: set[int] = set()
+        self.sent: dict[int, int] = {}
         self._wires = wires
 
     def send(self, dest: int, data: bytes, wake: bool = True) -> None:
         if dest in self.dead:
             raise PeerLost(dest, "killed")
+        self.sent[dest] = self.sent.get(dest, 0) + len(data)
         self._wires[dest].inbox.put((self.rank, data))
 
     def poll(self) -> list[tuple[int, bytes]]:
@@ -57,6 +60,7 @@ class Job:
     """
 
     def __init__(self, tmp: Path, source: Path) -> None:
+        self.places: list[Place] = [()] * SIZE
         self.wires: list[Wire] = []
         self.wires += [Wire(rank, self.wires) for rank in range(SIZE)]
         self.sessions = [tmp / f"s{rank}" for rank in range(SIZE)]
@@ -77,13 +81,20 @@ class Job:
     def _node(self, rank: int, timeout: float) -> None:
         try:
             wire = self.wires[rank]
-            self.results[rank] = share(str(self.source), [], wire, str(self.sessions[rank]), timeout)  # type: ignore[arg-type]
+            self.results[rank] = share(
+                str(self.source),
+                [],
+                wire,  # type: ignore[arg-type]
+                str(self.sessions[rank]),
+                timeout,
+                self.places[rank],
+            )
         except StartupError as error:
             self.results[rank] = error
 
 
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+@pytest.fixture(params=["nothing known", "two switches"])
+def job(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     source = tmp_path / "source"
     source.mkdir()
     noise = random.Random(7)
@@ -92,7 +103,10 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     (source / "large.bin").write_bytes(noise.randbytes(1 << 20))
     monkeypatch.setattr(sys, "path", [str(source), *sys.path])
     monkeypatch.setattr(env_broadcast, "CHUNK", 50_000)  # the stream of 2 MB is many chunks
-    return Job(tmp_path, source)
+    job = Job(tmp_path, source)
+    if request.param == "two switches":
+        job.places = [("s0", f"s{rank % 2}") for rank in range(SIZE)]
+    return job
 
 
 def test_every_node_has_the_same(job: Job) -> None:
@@ -104,6 +118,22 @@ def test_every_node_has_the_same(job: Job) -> None:
         assert moved.copy(str(job.source)) == str(copy)
         assert {path.name: path.read_bytes() for path in copy.iterdir()} == expected
         assert [path.name for path in job.sessions[rank].iterdir()] == ["env"], "the stream itself is gone"
+
+
+def test_the_stream_crosses_the_link_between_two_switches_once(job: Job) -> None:
+    if not job.places[0]:
+        pytest.skip("nothing is known of the network")
+    assert all(isinstance(moved, PathRelocation) for moved in job.run().values())
+    size = sum(path.stat().st_size for path in job.source.iterdir())
+    crossed = sum(
+        sent for wire in job.wires for dest, sent in wire.sent.items() if job.places[dest] != job.places[wire.rank]
+    )
+    assert size < crossed < 1.1 * size
+
+
+def test_ranks_that_do_not_know_their_place_get_it_too(job: Job) -> None:
+    job.places[3] = ()
+    assert all(isinstance(moved, PathRelocation) for moved in job.run().values())
 
 
 def test_a_failed_disk_of_one_node_ends_a_broadcast_on_all_nodes(job: Job) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpcray.dashboard.app import AnswerCache, NoAnswerError, TableQuery, table_page
-from hpcray.dashboard.job_pages import by_site, choose_nodes, parse_node, parse_nodes, wait_graph
+from hpcray.dashboard.job_pages import by_place, by_site, choose_nodes, node_row, parse_node, parse_nodes, wait_graph
 from hpcray.dashboard.task_timeline import TaskTimeline
 from hpcray.diagnostics.wait_graph import WaitReason
 from hpcray.state.overview import NodeUse
@@ -231,3 +231,13 @@ def test_the_reason_of_a_drained_node_is_read_whole() -> None:
     line = "NodeName=n1 Arch=x86_64 State=IDLE+DRAIN ThreadsPerCore=1 Reason=bad fan [root@2026-11-23] Comment=x"
     found = parse_node(line)
     assert (found["name"], found["state"]) == ("n1", "IDLE+DRAIN") and found["reason"].startswith("bad fan [root@")
+
+
+def test_nodes_of_a_switch_follow_each_other() -> None:
+    """As the page shows them, in groups; those whose place is not known come last, and without places nothing moves."""
+    places = [("s0", "s1"), ("s0", "s2"), (), ("s0", "s1")]
+    nodes = [NodeUse(index, "h", f"{index:02x}", place=place) for index, place in enumerate(places)]
+    assert [node_row(node)["place"] for node in by_place(nodes)] == ["s0 › s1", "s0 › s1", "s0 › s2", ""]
+    assert [node.index for node in by_place(nodes)] == [0, 3, 1, 2]
+    bare = [NodeUse(index, "h", f"{index:02x}") for index in (2, 0, 1)]
+    assert by_place(bare) == bare

@@ -194,7 +194,9 @@ def test_an_actor_of_a_lost_bundle_restarts_in_it_when_it_has_a_place_again() ->
 def racks(*names: str) -> Gcs:
     head = Gcs(Config())
     infos = [
-        m.NodeInfo(n, f"id{n}", "h", f"10.0.0.{n}", 1, to_units({"CPU": 1}), b"", "mpi", 0, {"rack": rack})
+        m.NodeInfo(
+            n, f"id{n}", "h", f"10.0.0.{n}", 1, to_units({"CPU": 1}), b"", "mpi", 0, {"rack": rack} if rack else {}
+        )
         for n, rack in enumerate(names)
     ]
     head.cluster_up(0.0, "s", infos)
@@ -222,6 +224,24 @@ def test_a_group_of_one_label_value_is_on_nodes_of_one_value_and_moves_within_th
     head.tick(20.0)
     assert state_of(head) == "NO_RESOURCES", "node 0 has room, in another rack"
     assert asked_nodes(head.node_died(21.0, 1, "cut")) == []
+
+
+def test_nodes_without_the_label_share_nothing_where_others_have_it() -> None:
+    def asked(*given: str) -> list[int]:
+        spec = m.GroupSpec(GROUP, [to_units({"CPU": 1})] * 2, "PACK", owner=DRIVER, same="rack")
+        return asked_nodes(racks(*given).handle(0.0, DRIVER, m.CreateGroup(0, spec)))
+
+    assert asked("", "", "b", "b") == [2, 3]
+    assert asked("", "", "b") == []
+    assert asked("", "") == [0, 1], "nothing is known: as if there were no topology_strategy"
+
+
+def test_a_group_that_no_switch_can_hold_is_told_what_the_switches_have() -> None:
+    spec = m.GroupSpec(GROUP, [to_units({"CPU": 1})] * 3, "PACK", "big", owner=DRIVER, same="rack")
+    effects = racks("a", "b", "b", "").handle(0.0, DRIVER, m.CreateGroup(0, spec))
+    (text,) = [str(effect) for effect in effects if "no place" in str(effect)]
+    assert "3 x {CPU: 1} (PACK, on nodes with the same rack), for which there is no place" in text
+    assert "hint: nodes by rack: a: 1, b: 2, none: 1; ask for less, or leave topology_strategy out; it waits" in text
 
 
 def test_the_preferred_node_holds_a_group_where_it_has_room() -> None:

@@ -60,6 +60,9 @@ class LeaseManager:
     Attributes:
         prefetcher: has arguments of queued tasks fetched to the nodes of our workers; None on a single node.
         packing: whether tasks may be packed.
+        submit: sends or queues a task whose arguments are ready. Returns True when it was sent to an idle worker, so
+            must be flushed now, or when a request was queued.
+        pump: sends queued tasks to workers that have room.
     """
 
     def __init__(
@@ -82,7 +85,10 @@ class LeaseManager:
         self._send = send
         self._push = push
         self._idle_timeout = idle_timeout
-        self._refusal: Callable[[SchedulingClass], Refuse | None] = lambda scheduling_class: None
+        # Two states: those of jobs that refuse and sort nothing, which are most, and that of all others.
+        self.submit: Callable[[PendingTask, SchedulingClass], bool] = self._submit
+        self.pump: Callable[[SchedulingClass], None] = self._pump
+        self._refusals: list[Callable[[SchedulingClass], Refuse | None]] = []
         self._by_function: dict[SchedulingClass, dict[bytes, SchedulingClass]] = {}
         self._expects = False
         self._packed = packed
@@ -100,12 +106,7 @@ class LeaseManager:
             self.by_index.append(found)
         return found
 
-    def submit(self, task: PendingTask, scheduling_class: SchedulingClass) -> bool:
-        """Send or queue a task whose arguments are ready.
-
-        Returns:
-            True when it was sent to an idle worker, so must be flushed now, or when a request was queued.
-        """
+    def _submit(self, task: PendingTask, scheduling_class: SchedulingClass) -> bool:
         task.scheduling_class = scheduling_class
         fn = task.fn
         assert fn is not None
@@ -188,8 +189,7 @@ class LeaseManager:
             scheduling_class.idle[proc] = worker
         return task
 
-    def pump(self, scheduling_class: SchedulingClass) -> None:
-        """Send queued tasks to workers that have room."""
+    def _pump(self, scheduling_class: SchedulingClass) -> None:
         queue = scheduling_class.queue
         while queue:
             worker = self._room(scheduling_class, self.at(queue, 0))
@@ -345,7 +345,7 @@ class LeaseManager:
         ):
             return
         self.unpack_all()
-        self.submit = self._submit_by_policy  # type: ignore[method-assign]
+        self.submit = self._submit_by_policy
         running = [next(iter(worker.inflight.values())) for worker in scheduling_class.rotation if worker.inflight]
         functions = [task.fn.id for task in running or scheduling_class.queue if task.fn is not None]
         most = max(functions, key=functions.count, default=b"")
@@ -380,7 +380,7 @@ class LeaseManager:
         long (`labels.lasting`). Only jobs whose nodes come and go need it: see `_submit_by_policy`."""
         self._expects = True
         self.unpack_all()
-        self.submit = self._submit_by_policy  # type: ignore[method-assign]
+        self.submit = self._submit_by_policy
 
     def _lasting_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
         shape = scheduling_class.shape
@@ -392,14 +392,17 @@ class LeaseManager:
     # ------------------------------------------------------------ admission
 
     def admit_through(self, refusal: Callable[[SchedulingClass], Refuse | None]) -> None:
-        """Call `refusal` from now on before tasks of a class are queued or sent: None admits them.
+        """Ask `refusal` too from now on before tasks of a class are queued or sent: None admits them.
 
-        Few jobs ever refuse a task: see `_submit_by_policy`; `pump` is replaced likewise.
+        Few jobs ever refuse a task: see `_submit_by_policy`; `pump` is another one likewise.
         """
-        self._refusal = refusal
+        self._refusals.append(refusal)
         self.unpack_all()
-        self.submit = self._submit_by_policy  # type: ignore[method-assign]
-        self.pump = self._pump_if_admitted  # type: ignore[method-assign]
+        self.submit = self._submit_by_policy
+        self.pump = self._pump_if_admitted
+
+    def _refuse(self, scheduling_class: SchedulingClass) -> Refuse | None:
+        return next(filter(None, (refusal(scheduling_class) for refusal in self._refusals)), None)
 
     def take_back_ahead(self, scheduling_class: SchedulingClass) -> None:
         """Take back from the workers of a class what was sent ahead and has not started."""
@@ -411,23 +414,23 @@ class LeaseManager:
     def _submit_by_policy(self, task: PendingTask, scheduling_class: SchedulingClass) -> bool:
         """Submit a task under all that `admit_through`, `expect_durations` and `split_by_function` have set up.
 
-        Each of the three puts this method in the place of `submit`, so that the jobs that use none of them, which are
-        most, pay nothing for it.
+        Each of the three makes this the way of `submit`, so that the jobs that use none of them, which are most, pay
+        nothing for it.
         """
-        refuse = self._refusal(scheduling_class)
+        refuse = self._refuse(scheduling_class)
         if refuse is None:
             if self._expects:
                 scheduling_class = self._lasting_class(task, scheduling_class)
             scheduling_class = self._class_of(task, scheduling_class)
-            return LeaseManager.submit(self, task, scheduling_class)
+            return self._submit(task, scheduling_class)
         task.scheduling_class = scheduling_class
         refuse(task)
         return True
 
     def _pump_if_admitted(self, scheduling_class: SchedulingClass) -> None:
-        refuse = self._refusal(scheduling_class)
+        refuse = self._refuse(scheduling_class)
         if refuse is None:
-            LeaseManager.pump(self, scheduling_class)
+            self._pump(scheduling_class)
             return
         while scheduling_class.queue:
             refuse(scheduling_class.queue.popleft())

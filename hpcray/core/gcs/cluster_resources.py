@@ -18,6 +18,7 @@ from hpcray.common.labels import (
     from_strategy,
     names_nodes,
     near_node,
+    nearest_nodes,
     node_affinity,
     place_of,
     show_strategy,
@@ -136,6 +137,17 @@ class NodeRanking:
             heapq.heappush(heap, aside)
             return found
         return heap[0][-1] if heap else None
+
+    def none_better(self, node: int, idle: bool) -> bool:
+        """Return True if this node has room and no node is better, whatever their use.
+
+        Args:
+            idle: False for a node that is used as far as nodes are filled in order.
+        """
+        rank, best = self._rank(node) if node in self._nodes else None, self.best()
+        if rank is None or best is None or (idle and any(rank[1:3])):
+            return False
+        return rank[0] <= self._current[best][0]
 
     def some(self, count: int) -> list[int]:
         """At most `count` nodes with room, the best first."""
@@ -321,6 +333,7 @@ class ClusterResources:
         self.dead: dict[int, str] = {}
         self.places: dict[int, Place] = {}
         self._draining: set[int] = set()
+        self._nearest: dict[int, list[int]] = {}
         self._feasible: dict[Shape, list[int]] = {}
         self._of_group: dict[str, list[Shape]] = {}
         self._names: dict[str, dict[int, set[str]]] = {}
@@ -486,6 +499,10 @@ class ClusterResources:
         self._groups_at.get(node, set()).discard(group)
         if not there:
             self._names.pop(group, None)
+        if state is not None and all(state.in_bundles.get(name) == state.total.get(name) for name in names):
+            # Nothing runs in them: what is placed next need not go elsewhere because a view is still on its way.
+            add(state.available, plain({name: state.total[name] for name in names if name_in(group, ANY, "") in name}))
+            self._changes.add(node)
         for figures in (state.total, state.in_bundles) if state is not None else ():
             for name in names:
                 figures.pop(name, None)
@@ -524,12 +541,13 @@ class ClusterResources:
         return self._ranking(shape, shape).best() is not None
 
     def choose(
-        self, shape: Shape, count: int, only: int | None = None, but: int = -1, near: int | None = None
+        self, shape: Shape, count: int, only: int | None = None, but: int = -1, near: int = -1, idle: bool = True
     ) -> list[tuple[int, int]]:
         """Spread up to `count` requests over nodes that have room, and take the resources.
 
         Args:
-            only: on this node alone. but: not on this one. near: nodes behind the same switch as this one come first.
+            only: on this node alone. but: not on this one.
+            near: nodes near this one come first, as long as they are as good as others; idle=False: as they have room.
 
         Returns:
             (node, how many) pairs; together perhaps fewer than `count`.
@@ -541,12 +559,12 @@ class ClusterResources:
                 given[only] = given.get(only, 0) + 1
                 count -= 1
             return list(given.items())
-        for mate in self._mates(near) if near is not None and near in self.places else ():
-            while count and mate != but and self._is_candidate(mate, shape):
-                self._take_for(self.nodes[mate], shape)
-                given[mate] = given.get(mate, 0) + 1
-                count -= 1
         ranking = self._ranking(shape, shape)
+        for other in self._nearest_to(near) if near in self.places and not shape.strategy else ():
+            while count and other != but and ranking.none_better(other, idle):
+                self._take_for(self.nodes[other], shape)
+                given[other] = given.get(other, 0) + 1
+                count -= 1
         for _ in range(count):
             node = ranking.best(but)
             if node is None:
@@ -555,9 +573,10 @@ class ClusterResources:
             given[node] = given.get(node, 0) + 1
         return sorted(given.items())
 
-    def _mates(self, node: int) -> list[int]:
-        """The other nodes behind the switch of this one."""
-        return [other for other, there in self.places.items() if there == self.places[node] and other != node]
+    def _nearest_to(self, node: int) -> list[int]:
+        if node not in self._nearest:
+            self._nearest[node] = nearest_nodes(node, {other: self.places.get(other, ()) for other in self.nodes})
+        return self._nearest[node]
 
     def choose_for_actor(self, place: Shape, hold: Shape) -> int | None:
         """The node for one actor, and take what it holds: `place` ranks the nodes, `hold` must fit now."""
@@ -631,6 +650,7 @@ class ClusterResources:
             self._feasible.pop(shape, None)
 
     def _forget_all(self) -> None:
+        self._nearest.clear()
         self._feasible.clear()
         self._of_group.clear()
         self._rankings.clear()

@@ -572,7 +572,9 @@ class ClusterScheduler:
         self, now: float, demand: UnmetDemand, count: int, only: int | None, but: int, out: list[Effect]
     ) -> int:
         sent = 0
-        for node, part in self._resources.choose(demand.anywhere, count, only, but, demand.near):
+        # Near the arguments; else near who waits for the result, where that makes no difference otherwise.
+        near, idle = (node_of(demand.holder), True) if demand.near is None else (demand.near, False)
+        for node, part in self._resources.choose(demand.anywhere, count, only, but, near, idle):
             self._send(now, demand, node, part, demand.anywhere, False, out)
             sent += part
         return sent

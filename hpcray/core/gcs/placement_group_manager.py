@@ -7,7 +7,7 @@ waits on. So a group has all its bundles or holds nothing, until a node that has
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -133,7 +133,8 @@ class GcsPlacementGroup:
                 text += f" with {show_strategy(self.spec.selectors[index])}"
             kinds[text] = kinds.get(text, 0) + 1
         bundles = ", ".join(text if count == 1 else f"{count} x {text}" for text, count in kinds.items())
-        return f"{bundles} ({self.spec.strategy})"
+        together = f", on nodes with the same {self.spec.same}" if self.spec.same else ""
+        return f"{bundles} ({self.spec.strategy}{together})"
 
 
 class PlacementGroupManager:
@@ -612,6 +613,10 @@ class PlacementGroupManager:
             hint = f"there are {len(nodes)} nodes for {len(spec.bundles)} bundles: use SPREAD"
         elif spec.strategy == STRICT_PACK:
             hint = "use PACK where it need not be one node"
+        elif spec.same:
+            values = Counter(state.labels.get(spec.same) or "none" for state in nodes.values())
+            counts = ", ".join(f"{value}: {count}" for value, count in sorted(values.items()))
+            hint = f"nodes by {spec.same}: {counts}; ask for less, or leave topology_strategy out"
         there = self._resources.describe(labels=any(spec.selectors))
         return (
             f"{group.describe_request()}, for which there is no place even when all else has ended. What there is: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
@@ -39,7 +40,7 @@ def plan_bundles(
 
 def count_fitting(amounts: Resources, free: Resources, most: int) -> int:
     """How often the amounts fit, at most `most` times."""
-    return min((free.get(name, 0) // units for name, units in amounts.items() if units), default=most)
+    return max(0, min([most, *(free.get(name, 0) // units for name, units in amounts.items() if units)]))
 
 
 def _strict_pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
@@ -56,51 +57,36 @@ def _strict_pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[
 
 def _pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
     """On few nodes: again and again the node that takes most of what is left, first of those the group is on."""
-    if _alike(bundles):
-        return _pack_alike(bundles, free, used)
-    left, planned = _large_first(bundles), Plan()
-    open_nodes = dict(free)
-    while left:
-        best: list[int] = []
-        best_node = -1
-        for node in sorted(open_nodes, key=lambda node: (-used.get(node, 0), node)):
-            taken = _filled(left, bundles, open_nodes[node])
-            if len(taken) > len(best):
-                best, best_node = taken, node
-            if len(best) == len(left):
-                break
-        if not best:
+    kinds, planned = _kinds(bundles), Plan()
+    names = {name for amounts, _ in kinds for name in amounts}
+    # Of nodes that have the same free only the first can be the next one.
+    turn = {node: -place for place, node in enumerate(sorted(free, key=lambda node: (-used.get(node, 0), node)))}
+    equal: dict[tuple[int, ...], list[int]] = {}
+    for node in reversed(turn):
+        equal.setdefault(tuple(free[node].get(name, 0) for name in names), []).append(node)
+    while len(planned) < len(bundles):
+        best, most = (0, 0), list[int]()
+        for nodes in equal.values():
+            taken = _filled(kinds, free[nodes[-1]]) if nodes else []
+            if any(taken) and (not most or (sum(taken), turn[nodes[-1]]) > best):
+                best, most, chosen = (sum(taken), turn[nodes[-1]]), taken, nodes
+        if not most:
             return None
-        planned |= dict.fromkeys(best, best_node)
-        left = [index for index in left if index not in planned]
-        del open_nodes[best_node]
+        node = chosen.pop()
+        for (_, left), count in zip(kinds, most, strict=True):
+            planned |= dict.fromkeys(left[:count], node)
+            del left[:count]
     return planned
 
 
-def _alike(bundles: Bundles) -> bool:
-    amounts = iter(bundles.values())
-    first = next(amounts, None)
-    return all(other == first for other in amounts)
-
-
-def _pack_alike(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
-    """`_pack` for bundles that are all alike, for which the nodes need to be looked at only once."""
-    left, planned = sorted(bundles), Plan()
-    if not left:
-        return planned
-    amounts = bundles[left[0]]
-    order = sorted(free, key=lambda node: (-used.get(node, 0), node))
-    rank = {node: place for place, node in enumerate(order)}
-    counts = {node: count_fitting(amounts, free[node], len(left)) for node in order}
-    for node in sorted(order, key=lambda node: (-counts[node], rank[node])):
-        if counts[node] == 0:
-            return None
-        if counts[node] >= len(left):  # the last one: the first in order of all that can take the rest
-            node = next(one for one in order if counts[one] >= len(left) and one not in planned.values())
-            return planned | dict.fromkeys(left, node)
-        planned |= dict.fromkeys(left[: counts[node]], node)
-        left = left[counts[node] :]
-    return None
+def _filled(kinds: Sequence[tuple[Resources, list[int]]], free: Resources) -> list[int]:
+    """How many of each kind fit on one node together, the first kinds first."""
+    room, taken = dict(free), []
+    for amounts, left in kinds:
+        taken.append(count := count_fitting(amounts, room, len(left)))
+        for name, units in amounts.items():
+            room[name] = room.get(name, 0) - count * units
+    return taken
 
 
 def _spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
@@ -109,36 +95,38 @@ def _spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, 
     if apart is not None:
         return apart
     room = {node: dict(amounts) for node, amounts in free.items()}
-    count = dict(used)
-    planned = Plan()
-    for index in _large_first(bundles):
-        fitting = [node for node in room if fits(bundles[index], room[node])]
-        if not fitting:
-            return None
-        node = min(fitting, key=lambda node: (count.get(node, 0), -least_share(room[node], bundles[index]), node))
-        subtract(room[node], bundles[index])
-        count[node] = count.get(node, 0) + 1
-        planned[index] = node
+    count, planned = dict(used), Plan()
+    for amounts, indices in _kinds(bundles):
+        fitting = [node for node in room if fits(amounts, room[node])]
+        heap = [(count.get(node, 0), -least_share(room[node], amounts), node) for node in fitting]
+        heapq.heapify(heap)
+        for index in indices:
+            if not heap:
+                return None
+            most, _, node = heapq.heappop(heap)
+            subtract(room[node], amounts)
+            count[node], planned[index] = most + 1, node
+            if fits(amounts, room[node]):
+                heapq.heappush(heap, (most + 1, -least_share(room[node], amounts), node))
     return planned
 
 
 def _strict_spread(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
     """On a node each: a matching, so that where one exists it is found."""
     nodes = [node for node in free if node not in used]
-    if len(bundles) > len(nodes):
-        return None
-    if _alike(bundles):
-        amounts = next(iter(bundles.values()), {})
+    holds: dict[int, int] = {}
+    for amounts, indices in _kinds(bundles) if len(bundles) <= len(nodes) else ():
         fitting = [node for node in nodes if fits(amounts, free[node])]
         fitting.sort(key=lambda node: (-least_share(free[node], amounts), node))
-        return dict(zip(sorted(bundles), fitting, strict=False)) if len(fitting) >= len(bundles) else None
-    holds: dict[int, int] = {}
-    for index in _large_first(bundles):
-        fitting = [node for node in nodes if fits(bundles[index], free[node])]
-        fitting.sort(key=lambda node: (node in holds, -least_share(free[node], bundles[index]), node))
-        if not _match(index, fitting, bundles, free, nodes, holds):
+        if len(fitting) < len(indices):
             return None
-    return {index: node for node, index in holds.items()}
+        empty = (node for node in fitting if node not in holds)
+        for index in indices:
+            if (node := next(empty, -1)) >= 0:
+                holds[node] = index
+            elif not _match(index, fitting, bundles, free, nodes, holds):
+                return None
+    return {index: node for node, index in holds.items()} if len(holds) == len(bundles) else None
 
 
 def _match(
@@ -174,25 +162,18 @@ def _shift(node: int, came_from: Mapping[int, tuple[int, int]], holds: Plan) -> 
         node = before
 
 
-def _filled(left: list[int], bundles: Bundles, free: Resources) -> list[int]:
-    """Those of `left` that fit on one node together, in this order."""
-    room = dict(free)
-    taken = []
-    for index in left:
-        if fits(bundles[index], room):
-            subtract(room, bundles[index])
-            taken.append(index)
-    return taken
-
-
 def least_share(free: Resources, request: Resources) -> float:
     """How often the request fits, as a fraction: room is best where this is largest."""
     return min((free.get(name, 0) / units for name, units in request.items() if units), default=0.0)
 
 
-def _large_first(bundles: Bundles) -> list[int]:
-    """Indices: GPUs first, then by size."""
-    return sorted(bundles, key=lambda i: (-bundles[i].get("GPU", 0), -sum(_sizes(bundles[i])), i))
+def _kinds(bundles: Bundles) -> list[tuple[Resources, list[int]]]:
+    """Bundles that are alike, with their indices: those with GPUs first, then by size."""
+    found: dict[tuple[tuple[str, int], ...], list[int]] = {}
+    for index in sorted(bundles):
+        found.setdefault(tuple(sorted(bundles[index].items())), []).append(index)
+    kinds = [(bundles[indices[0]], indices) for indices in found.values()]
+    return sorted(kinds, key=lambda kind: (-kind[0].get("GPU", 0), -sum(_sizes(kind[0])), kind[1][0]))
 
 
 def _sizes(amounts: Resources) -> list[int]:
@@ -256,7 +237,7 @@ class PlacementGroupScheduler:
             found = self._plan(group.spec, bundles, first, used)
             if found is not None and not group.avoid & first.keys():
                 return found
-        near = self._near_sets is not None and len(bundles) > 1 and len(set(self._resources.places.values())) > 1
+        near = len(bundles) > 1 and self._is_network_known()
         if len(nodes) > SMALL_CLUSTER and not near:
             good = [n for n in self._good(group.spec, bundles, used) if n not in group.avoid]
             found = self._plan(group.spec, bundles, {n: nodes[n].available for n in good}, used)
@@ -272,7 +253,10 @@ class PlacementGroupScheduler:
     def find_reachable_plan(self, group: _PlaceableGroup) -> Plan | None:
         """A plan with what would be free if all but actors and other groups ended."""
         free = {n: state.reachable() for n, state in self._resources.nodes.items() if n not in group.avoid}
-        return self._plan(group.spec, group.without_node(), free, group.bundles_per_node())
+        return self._plan(group.spec, group.without_node(), free, group.bundles_per_node(), self._is_network_known())
+
+    def _is_network_known(self) -> bool:
+        return self._near_sets is not None and len(set(self._resources.places.values())) > 1
 
     def is_feasible(self, group: _PlaceableGroup) -> bool:
         """Whether the cluster could hold the group if nothing else were there."""
@@ -297,23 +281,23 @@ class PlacementGroupScheduler:
     ) -> Plan | None:
         if any(spec.selectors):
             bundles, free = self._with_labels(spec.selectors, bundles, free)
-        if near and self._near_sets is not None and not spec.same and spec.strategy != STRICT_PACK:
-            for domain in self._near_sets(bundles, spec.strategy, free, used, self._resources.places):
-                found = plan_bundles(bundles, spec.strategy, {node: free[node] for node in domain}, used)
+        near_sets = self._near_sets if near and len(bundles) > 1 and spec.strategy != STRICT_PACK else None
+        for domain in self._domains(spec.same, free, used) if spec.same else [free]:
+            there = {node: free[node] for node in domain}
+            sets = near_sets(bundles, spec.strategy, there, used, self._resources.places) if near_sets else ()
+            for some in (*sets, domain):
+                found = plan_bundles(bundles, spec.strategy, {node: free[node] for node in some}, used)
                 if found is not None:
                     return found
-        if not spec.same:
-            return plan_bundles(bundles, spec.strategy, free, used)
-        plans = (
-            plan_bundles(bundles, spec.strategy, {node: free[node] for node in domain}, used)
-            for domain in self._domains(spec.same, free, used)
-        )
-        return next((plan for plan in plans if plan is not None), None)
+        return None
 
     def _domains(self, label: str, nodes: Iterable[int], used: Iterable[int]) -> Iterable[list[int]]:
-        """The nodes by their value of a label; only those of one value where the group is on some already."""
+        """The nodes by their value of a label; only those of one value where the group is on some already.
+
+        Nodes without the label are alike where no node has it, and share nothing where one has.
+        """
         labels = {node: self._resources.nodes[node].labels.get(label, "") for node in {*nodes, *used}}
-        values = {labels[node] for node in used} or set(labels.values())
+        values = {labels[node] for node in used} or set(filter(None, labels.values())) or {""}
         return [[node for node in nodes if labels[node] == value] for value in sorted(values)]
 
     def _with_labels(

@@ -9,7 +9,7 @@ for `StartActor`. A lease id names the node that granted it (`ids.node_of`); `Re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
@@ -215,6 +215,10 @@ class LocalLeaseManager:
             self._reporter.request_changed(now, request)
         self._reporter.force_view()
         return self._finish(now, [])
+
+    def nodes_placed(self, nodes: Collection[m.NodeInfo]) -> None:
+        """Take note of where nodes are in the network."""
+        self._peers.nodes_placed(nodes)
 
     def drain(self, now: float) -> list[Effect]:
         """The job is about to end: grant no lease and start no actor any more. What runs goes on."""

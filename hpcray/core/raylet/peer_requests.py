@@ -6,7 +6,7 @@ of requests the raylet of the process knows enough to select nodes itself:
 near        the node that has the arguments: there the request queues (here, if it is this one).
 in a group  the nodes that have the bundles of a placement group, which the GCS has sent once: the request queues at all
             of them, the first with room grants it, and it is withdrawn from the others (late binding).
-anywhere    what any node may serve. Nodes in turn, in an order of this raylet's own, are asked to grant it at once;
+anywhere    what any node may serve. Nodes in turn, near ones first, are asked to grant it at once;
             after some refusals it queues at a few others, late bound as above.
 
 The GCS takes a request over as soon as there is something to decide: when nodes refuse or die, or after a time that
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from math import gcd
 
 from hpcray.common.ids import raylet_of
-from hpcray.common.labels import NEAR
+from hpcray.common.labels import NEAR, Place, nearest_nodes, place_of
 from hpcray.common.resources import ANY, LATE_BOUND_NODES
 from hpcray.core.effects import Effect, Send
 from hpcray.core.raylet.lease_requests import LeaseRequest
@@ -44,6 +44,8 @@ GROUPS_KEPT = 1 << 12
 """Placement groups whose nodes are remembered; of others the GCS sends them again."""
 IN_GROUP, ANYWHERE = "in a group", "anywhere"
 """Kinds of requests, beside `NEAR`."""
+TURNS_AFTER_REFUSAL = 16
+"""Choices of a node in which near ones do not come first after one of them has refused a request."""
 _FACTOR = 2654435761
 
 
@@ -110,6 +112,9 @@ class PeerRequests:
         self._dead: set[int] = set()
         self._groups: OrderedDict[str, Sequence[int]] = OrderedDict()
         self._turn = 0
+        self._places: dict[int, Place] = {}
+        self._nearest: list[int] = []
+        self._turns_left = 0
         self.cluster_grew(cluster_size, enabled)
 
     def cluster_grew(self, cluster_size: int, enabled: bool) -> None:
@@ -120,6 +125,11 @@ class PeerRequests:
         while gcd(step, cluster_size) > 1:
             step += 1
         self._step = step
+
+    def nodes_placed(self, nodes: Iterable[m.NodeInfo]) -> None:
+        """Note where nodes are in the network. The first call is about this one too."""
+        self._places.update((info.index, place_of(info.labels)) for info in nodes)
+        self._nearest = nearest_nodes(self._node, self._places)
 
     def note_group_nodes(self, groups: Iterable[tuple[bytes, list[int]]]) -> None:
         """Note the node of each bundle of these placement groups, as the GCS has sent them."""
@@ -183,6 +193,7 @@ class PeerRequests:
         if peer.kind == ANYWHERE and not peer.nodes:
             peer.coming = max(0, peer.coming - count)
             peer.refusals += 1
+            self._turns_left = TURNS_AFTER_REFUSAL if node in self._nearest else self._turns_left
         elif node not in peer.nodes:
             return None
         elif peer.kind == ANYWHERE and len(peer.nodes) > 1:
@@ -297,9 +308,17 @@ class PeerRequests:
                 self._send(peer, node, each, out)
 
     def _next_nodes(self, count: int, itself: bool) -> list[int]:
-        """The next living nodes in turn, in an order of this raylet's own. itself: this node too."""
+        """The next living nodes in turn, in an order of this raylet's own; the nearest come first.
+
+        Args:
+            itself: this node too, and near nodes as all others.
+        """
         found: list[int] = []
-        for _ in range(self._size):
+        if not self._turns_left and not itself:
+            self._nearest = self._nearest[count:] + self._nearest[:count]
+            found = [node for node in self._nearest[-count:] if node not in self._dead]
+        self._turns_left = max(0, self._turns_left - count)
+        for _ in range(0 if found else self._size):
             self._turn = (self._turn + self._step) % self._size
             node = self._turn
             if node not in self._dead and (itself or node != self._node):

@@ -187,6 +187,7 @@ class DrainAdmission:
         self._fail_task = fail
         self._drain: tuple[str, float] | None = None
         self._closed: dict[SchedulingClass, Refusal] = {}
+        self._refuses = False
         self._limited: set[SchedulingClass] = set()
         self.refusal_listeners: list[Callable[[], None]] = []
 
@@ -203,7 +204,7 @@ class DrainAdmission:
     def all_tasks(self, reason: str, deadline: float) -> None:
         """The job drains: what has not been sent to a worker fails, and so does all that comes."""
         self._drain = reason, deadline
-        self._leases.admit_through(self._refusal)
+        self._begin_to_refuse()
         for scheduling_class in self._leases.by_index:
             self._close(scheduling_class)
 
@@ -247,9 +248,14 @@ class DrainAdmission:
 
     def _close(self, scheduling_class: SchedulingClass) -> None:
         """Fail what waits, and take back what was sent ahead."""
-        self._leases.admit_through(self._refusal)
+        self._begin_to_refuse()
         self._leases.pump(scheduling_class)
         self._leases.take_back_ahead(scheduling_class)
+
+    def _begin_to_refuse(self) -> None:
+        if not self._refuses:
+            self._refuses = True
+            self._leases.admit_through(self._refusal)
 
     def _drain_refusal(self, task: PendingTask) -> BaseException:
         assert self._drain is not None

@@ -484,6 +484,7 @@ class ClusterMember:
                 return _NOTHING
         raylet.neighbor_dirs = neighbor_directories(me, msg.nodes)
         raylet.store.nodes_placed(msg.nodes)
+        raylet.lease_manager.nodes_placed(msg.nodes)
         self._session.learn(msg, raylet.head_location.node)
         if self._heartbeat.head_failure_detector is not None:
             self._heartbeat.head_failure_detector.begin(now, [info.index for info in msg.nodes])
@@ -542,6 +543,7 @@ class ClusterMember:
         met = [info for info in msg.nodes if info.index not in problems]
         raylet.neighbor_dirs.update(neighbor_directories(raylet.context.info, met))
         raylet.store.nodes_placed(met)
+        raylet.lease_manager.nodes_placed(met)
         if self._heartbeat.head_failure_detector is not None:
             self._heartbeat.head_failure_detector.nodes_joined(info.index for info in met)
         if met:

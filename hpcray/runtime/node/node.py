@@ -439,7 +439,7 @@ def _first_node_manager(node: PreparedNode, place: _Place, now: float) -> NodeMa
 
 def _describe_node(node: PreparedNode, place: _Place, data: DataPlane | None, features: NodeFeatures) -> NodeInfo:
     address, config, rank = node_ip_address(), node.config, place.rank
-    found = features.labels(config, max(1, node.launch.here), node.gpus)
+    found = features.labels(config, max(1, node.launch.here), node.gpus, node.token is not None)
     return NodeInfo(
         index=rank,
         node_id=node.options.node_id or os.urandom(NODE_ID_BYTES).hex(),

@@ -75,8 +75,8 @@ class NodeFeatures:
 
     Attributes:
         autoscaling: further nodes. diagnostics: answers about the raylet; it records the cores if the job wants that.
-        labels: those that a node finds out about itself, from its settings, the count of nodes on its host, and the
-            ids of its GPUs.
+        labels: those that a node finds out about itself, from its settings, the count of nodes on its host, the ids of
+            its GPUs, and whether it joins a running job.
         share_directory: a copy of a directory of rank 0 on every node, before the first worker is forked. Called with
             the directory, the command line of the driver, the transport to other nodes, the session directory, and the
             seconds that it may stand still.
@@ -88,7 +88,7 @@ class NodeFeatures:
 
     autoscaling: MakeAutoscaling
     diagnostics: Callable[[NodeParts], RayletDiagnostics]
-    labels: Callable[[Config, int, Sequence[str]], dict[str, str]]
+    labels: Callable[[Config, int, Sequence[str], bool], dict[str, str]]
     share_directory: Callable[[str, Sequence[str], ControlTransport | None, str, float], PathRelocation]
     cancel_jobs: Callable[[str, Sequence[tuple[str, str]], Mapping[str, str]], None]
     near_sets: NearSets

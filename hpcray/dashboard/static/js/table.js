@@ -6,8 +6,9 @@ const ROWS = 100;
 export class Table {
   // columns: {key, title, show(row), right, long}; source(params) gives {rows, matching, note}; open(row): enter, click.
   // states: with a control that shows only the rows of one state; then source gives {state: rows} as `states`, too.
-  constructor({ name, columns, source, open, id = "id", sort = "", desc = false, states = false, controls = [] }) {
-    Object.assign(this, { name, columns, source, open, id });
+  // group(row): heading of the rows that follow, in the order of the source; "" where that is not known.
+  constructor({ name, columns, source, open, id = "id", sort = "", desc = false, states = false, controls = [], group }) {
+    Object.assign(this, { name, columns, source, open, id, group });
     this.params = { q: "", sort, desc: desc ? 1 : "", offset: 0, limit: ROWS };
     this.search = h("input", {
       type: "search", className: "search", placeholder: "Search", ariaLabel: `Search ${name}`,
@@ -62,7 +63,12 @@ export class Table {
     }, h("button", { type: "button", onclick: () => this.sort(column) }, column.title,
       sort === column.key ? (desc ? " ▾" : " ▴") : ""))));
     const focused = document.activeElement?.closest?.("tr")?.dataset.row;
-    show(this.body, rows.map((row) => this.row(row)));
+    const groups = this.group && !sort ? rows.map((row) => this.group(row)) : [];
+    const heads = groups.some(Boolean);
+    show(this.body, rows.map((row, place) => [
+      heads && groups[place] !== groups[place - 1] ? h("tr", { className: "group" },
+        h("th", { scope: "rowgroup", colSpan: this.columns.length }, groups[place] || "place unknown")) : "",
+      this.row(row)]));
     if (focused !== undefined) [...this.body.rows].find((one) => one.dataset.row === focused)?.focus();
     const last = offset + rows.length;
     show(this.count, matching > rows.length ? `${count(offset + 1)} to ${count(last)} of ${count(matching)}` : `${count(matching)}`,
@@ -95,7 +101,8 @@ export class Table {
 
   move(event) {
     const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
-    const line = step && document.activeElement?.closest?.("tr")?.[step];
+    let line = step && document.activeElement?.closest?.("tr")?.[step];
+    if (line?.className === "group") line = line[step];
     if (line) {
       line.focus();
       event.preventDefault();

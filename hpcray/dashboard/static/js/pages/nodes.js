@@ -27,6 +27,7 @@ const COLUMNS = [
 export function nodes(shown) {
   const table = new Table({
     name: "nodes", columns: COLUMNS, id: "node", source: (params) => ask("nodes", params),
+    group: (row) => row.place,
     open: (row) => { location.hash = `/node?node=${row.node}`; },
   });
   shown.element.append(h("h1", {}, "Nodes"), table.element);
@@ -59,7 +60,7 @@ export function node(shown) {
     const found = await ask("node", { node: index });
     show(title, `Node ${index}, ${found.host}`);
     show(state, facts([
-      ["state", found.state], ["id", found.id], ["CPU", `${percent(found.cpu)} of ${found.cpu_count}; ${number(found.cores)} by the job`],
+      ["state", found.state], ["id", found.id], ...(found.place ? [["place", found.place]] : []), ["CPU", `${percent(found.cpu)} of ${found.cpu_count}; ${number(found.cores)} by the job`],
       ["memory", `${bytes(found.memory_used)} of ${bytes(found.memory_limit)}; ${bytes(found.rss)} by the job`],
       ["store", `${bytes(found.store_used)} of ${bytes(found.store_capacity)}; ${bytes(found.on_disk)} on disk`],
       ["network", `in ${rate(found.receiving)}, out ${rate(found.sending)}`], ["waiting leases", count(found.waiting)],
