@@ -72,7 +72,7 @@ class _NoLibrary:
 
 
 if not any(getattr(one, "__name__", "") == "_NoLibrary" for one in _sys.meta_path):
-    _sys.meta_path.append(_NoLibrary)  # type: ignore[arg-type]
+    _sys.meta_path.append(_NoLibrary)
 
 __all__ = [
     "ActorClass",
