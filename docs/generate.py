@@ -146,8 +146,10 @@ def commands() -> str:
 
 def tree_of(group: click.Group, path: str = "hpcray") -> Iterator[tuple[str, click.Command]]:
     """Each command that a group leads to, with the words that call it."""
-    for name in sorted(group.commands):
-        command = group.commands[name]
+    context = click.Context(group)
+    for name in sorted(group.list_commands(context)):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from tree_of(command, f"{path} {name}")
         if (not isinstance(command, click.Group) or command.invoke_without_command) and not command.hidden:

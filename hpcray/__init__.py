@@ -4,9 +4,10 @@ import sys as _sys
 
 __version__ = "0.1.0"
 
-# A node (`python -m hpcray`), `hpcray-launch`, `ray start` and `ray status` need none of this, and start sooner
-# without. The template process of a node, from which workers are forked, executes this file again, when `sys.argv` is
-# the command's (`processes.raylet_main.load_worker`).
+# A node (`python -m hpcray`), `hpcray-launch`, `ray start`, `ray status` and the help of `hpcray` need none of this,
+# and start sooner without. The template process of a node, from which workers are forked, executes this file again,
+# when `sys.argv` is the command's (`processes.raylet_main.load_worker`).
+_HELP = "", "-h", "--help", "--version"
 _words = _sys.orig_argv[_sys.orig_argv.index("-m") + 1 :] if "-m" in _sys.orig_argv else []
 _is_command = _sys.argv[:1] == ["-m"] and (
     _words[:1] in (["hpcray"], ["hpcray.cli.launch"])
@@ -14,9 +15,12 @@ _is_command = _sys.argv[:1] == ["-m"] and (
         _words[:1] == ["hpcray.cli.ray"]
         and _words[1:2] in (["start"], ["stop"], ["symmetric-run"], ["status"], ["health-check"])
     )
+    or (_words[:1] == ["hpcray.cli"] and " ".join(_words[1:]) in _HELP)
 )
 if not (
-    _is_command or (_sys.argv[:1] and _sys.argv[0].endswith(("/bin/hpcray-launch", "/hpcray/launch/local_ranks.py")))
+    _is_command
+    or (_sys.argv[:1] and _sys.argv[0].endswith(("/bin/hpcray-launch", "/hpcray/launch/local_ranks.py")))
+    or (_sys.argv[:1] and _sys.argv[0].endswith("/bin/hpcray") and " ".join(_sys.argv[1:]) in _HELP)
 ):
     import cloudpickle
 

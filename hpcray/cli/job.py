@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 import click
 
-from hpcray.cli.job_option import errors_as_messages, typed, without_options
+from hpcray.cli import typed
+from hpcray.cli.job_option import errors_as_messages, without_options
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on
 from hpcray.common.config import parse_size
 from hpcray.common.exceptions import RayError

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import click
 
-from hpcray import __version__
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on, slurm_jobs_meant
 from hpcray.common.exceptions import RayError
 from hpcray.common.terminal_text import plain, plain_line
@@ -138,31 +137,3 @@ def without_options(words: Sequence[str], *names: str) -> list[str]:
         elif not word.startswith(tuple(f"{name}=" for name in names)):
             kept.append(word)
     return [*kept, *words[end:]]
-
-
-# ------------------------------------------------------------ option types
-# Types of command line options, and `--version`.
-
-
-def typed(parse: Callable[[str], Any]) -> Callable[[Any], Any]:
-    """A click type out of a function that makes a value from text and raises ValueError with the reason."""
-
-    def convert(value: Any) -> Any:
-        try:
-            return parse(value) if isinstance(value, str) else value
-        except ValueError as error:
-            raise click.BadParameter(str(error)) from None
-
-    return convert
-
-
-def _print_version(context: click.Context, param: click.Parameter, wanted: bool) -> None:
-    if wanted and not context.resilient_parsing:
-        click.echo(__version__)
-        context.exit()
-
-
-version_option = click.Option(
-    ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
-)
-"""The option `--version` of `hpcray` and `hpcray-launch`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hpcray.cli.job_option import typed, version_option
+from hpcray.cli import typed, version_option
 from hpcray.launch.launch_line import (
     AUTO,
     NAMES,

@@ -43,6 +43,8 @@ def test_the_wheel_has_the_package_and_nothing_else(packages: dict[str, Path]) -
     with zipfile.ZipFile(packages[".whl"]) as wheel:
         names = wheel.namelist()
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"hpcray"}
+    shipped = {f"hpcray/shipped/{name}" for name in ("docs/tutorial.md", "examples/digits.py", "slurm/cpu.sbatch")}
+    assert shipped <= set(names), "what `hpcray copy` copies"
     kept = subprocess.run(["git", "ls-files", "hpcray"], cwd=ROOT, capture_output=True, text=True)
     if kept.returncode == 0 and kept.stdout:
         assert set(kept.stdout.split()) <= set(names), "files of the package that the wheel lacks"

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from helpers.documents import BESIDE, CELL, DEFAULT, DRAINED, DRY, OPTIONS, Block, blocks, inline_code, pages
 from helpers.jobs import ROOT, Ended, Job, embedded
@@ -231,7 +232,7 @@ def _command(words: list[str]) -> tuple[str, ...] | None:
     if words[:3] == ["python", "-m", "hpcray"]:
         return (sys.executable, "-m", "hpcray")
     if words[:1] == ["hpcray"] and len(words) > 2 and words[1].isalpha():
-        group = getattr(cli.main.commands.get(words[1]), "commands", {})
+        group = getattr(cli.main.get_command(click.Context(cli.main), words[1]), "commands", {})
         return ("hpcray", *words[1 : 3 if words[2] in group else 2])
     if words[:1] == ["python"] and len(words) > 2 and words[1].startswith("benchmarks/"):
         return (sys.executable, str(ROOT / words[1]))

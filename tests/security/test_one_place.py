@@ -16,6 +16,7 @@ ALLOWED = {
     "compat/tune.py": "the directory of a trial, where Ray's Tune keeps it",
     "compat/names/utils.py": "Ray's helpers: paths that the caller names",
     "cli/history.py": "a report and a timeline where the user says",
+    "cli/site.py": "copies of examples where the user says",
     "cli/profile.py": "a report where the user says",
     "graphs/dag_node.py": "unpickles from memory what it has pickled",
     "platform/mpi_directory.py": "a directory with a random name, 0700, which mkdir makes anew",

@@ -28,8 +28,8 @@ def run(module: str, *args: str, **environ: str) -> str:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_version(command: str) -> None:
-    assert run(COMMANDS[command], "--version").strip() == __version__
+def test_version_names_the_program(command: str) -> None:
+    assert run(COMMANDS[command], "--version") == f"{command} {__version__}\n"
 
 
 def test_completion_of_hpcray_launch_offers_its_options() -> None:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.machines import machine
 
-from hpcray.cli import __main__ as cli
+from hpcray.cli import site as cli
 from hpcray.platform.allocation import read_allocation
 from hpcray.platform.spill_files import TmpDirectory
 from hpcray.state import doctor, doctor_step
@@ -337,15 +337,15 @@ def test_equal_findings_of_several_nodes_are_one_row_in_the_order_of_the_report(
 def test_hpcray_doctor_prints_hints_and_exits_with_1_on_red(monkeypatch: pytest.MonkeyPatch) -> None:
     red = DoctorFinding("MPI", "library", "none", FAIL, "install one")
     monkeypatch.setattr(cli, "examine", lambda require_rdma: [SAME, red])
-    done = CliRunner().invoke(cli.main, ["doctor"])
+    done = CliRunner().invoke(cli.doctor)
     assert done.exit_code == 1
     assert "ok   CPUs" in done.output and "FAIL library" in done.output and "hint: install one" in done.output
-    as_json = json.loads(CliRunner().invoke(cli.main, ["doctor", "--json"]).output)
+    as_json = json.loads(CliRunner().invoke(cli.doctor, ["--json"]).output)
     assert [(row["level"], row["nodes"]) for row in as_json] == [("ok", []), ("fail", [])]
     monkeypatch.setattr(
         cli, "examine", lambda require_rdma: [DoctorFinding("limits", "open files", "1024", WARN, "more")]
     )
-    assert CliRunner().invoke(cli.main, ["doctor"]).exit_code == 0, "yellow is no failure"
+    assert CliRunner().invoke(cli.doctor).exit_code == 0, "yellow is no failure"
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "troubleshooting.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from hpcray.cli import __main__ as cli
+from hpcray.cli import site as cli
 from hpcray.state import doctor_step
 from hpcray.state.doctor import FAIL, OK, DoctorFinding
 from hpcray.state.doctor_step import LINE, SENDING, AnswerAssembler, cut, examine_nodes
@@ -208,11 +208,11 @@ def test_hpcray_doctor_in_an_allocation_examines_every_node(monkeypatch: pytest.
     for name, value in job.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(doctor_step, "ask_end_time", lambda environ: None)
-    done = CliRunner().invoke(cli.main, ["doctor"])
+    done = CliRunner().invoke(cli.doctor)
     assert done.exit_code == 1
     assert "nodes without a report n3: srun: error: n3: lost" in done.output
     assert "n[1-2]: 16" in done.output
     monkeypatch.setenv("SLURM_STEP_ID", "0")
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "3")
     monkeypatch.setenv("SLURM_PROCID", "1")
-    assert CliRunner().invoke(cli.main, ["doctor"]).output == "", "of srun's tasks one asks for all"
+    assert CliRunner().invoke(cli.doctor).output == "", "of srun's tasks one asks for all"

@@ -1,0 +1,357 @@
+"""`hpcray submit`, `jobs`, `logs`, `cancel` and `serve`: jobs that are submitted, listed, read and ended."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any, get_args
+
+import click
+from rich.text import Text
+
+from hpcray.autoscaler.batch_systems import SLURM
+from hpcray.cli.history import ended_job, print_logs, remove_history
+from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options
+from hpcray.cli.observe import print_worker_lines
+from hpcray.common.config import ExecutorName
+from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
+from hpcray.common.terminal_text import plain
+from hpcray.history.job_history import JobHistory
+from hpcray.history.outcome import outcome
+from hpcray.history.runs import Run, history_root, runs
+from hpcray.jobs.batch_queues import ActiveJob, active_jobs, query_states
+from hpcray.jobs.submission import LOCAL, check_request, choose_executor, client_mode_command, with_configured_place
+from hpcray.jobs.submission import submit as submit_job
+from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
+from hpcray.platform.process_tree import ancestors
+from hpcray.processes.running_jobs import RunningJob, running_jobs
+from hpcray.state.reports import format_duration, print_table
+
+_FOLDER = click.option("--folder", help="Directory of the jobs (default: $HPCRAY_JOBS, or ./.hpcray-jobs).")
+_ERRORS = (SubmitError, JobError)
+_SHOWN = 80  # characters of a command line
+_POLL = 0.2  # seconds between looks at a log that is followed
+_JOB_COLUMNS = {
+    "job_id": "job", "name": "name", "state": "state", "executor": "executor", "nodes": "nodes", "driver": "driver",
+    "left": "left", "submitted": "submitted", "command": "command",
+}  # fmt: skip
+_STATE_COLOURS = {
+    "COMPLETED": "green",
+    "RUNNING": "cyan",
+    "PENDING": "yellow",
+    "UNKNOWN": "yellow",
+    "LAST_SEEN": "yellow",
+}
+
+Row = dict[str, Any]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("-N", "--nodes", default=1, help="hpcray nodes.", show_default=True)
+@click.option("--gpus-per-node", type=int, help="GPUs of each node.")
+@click.option("--cpus-per-node", type=int, help="CPUs of each node.")
+@click.option("--mem", help="Memory of each node, such as 16g (Slurm).")
+@click.option("-t", "--time", "limit", help="Time limit as for sbatch: minutes, 1:30:00, 2-12.")
+@click.option("-p", "--partition", help="Slurm's partition, or the queue of PBS or Flux.")
+@click.option("-J", "--name", help="Name of the job (default: the script's).")
+@click.option("--executor", type=click.Choice(get_args(ExecutorName)), default="auto", show_default=True)
+@click.option("--requeue", type=int, default=0, metavar="K", help="Start again up to K times after the time limit.")
+@click.option("-x", "--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable of the job.")
+@click.option("--sbatch", "extra", multiple=True, metavar="OPTION[=VALUE]", help="A further option, as account=a1.")
+@click.option("--wait", is_flag=True, help="Wait for the end of the job, and exit with its code.")
+@click.option(
+    "--driver",
+    type=click.Choice(["batch", "here"]),
+    default="batch",
+    show_default=True,
+    help="Where the script runs: on the job's first node, or on this machine, with the nodes elsewhere.",
+)
+@click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
+@_FOLDER
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def submit(
+    script: str, args: tuple[str, ...], limit: str | None, variables: tuple[str, ...], extra: tuple[str, ...],
+    wait: bool, driver: str, module: bool, **options: Any,
+) -> None:  # fmt: skip
+    """Submit a script as a job of several hpcray nodes; what follows SCRIPT belongs to it. Prints the job's id.
+
+    Exit code: 0 submitted; 1 not submitted; with --wait, and with --driver here, the script's.
+    """
+    words = ("-m", script, *args) if module else (script, *args)
+    sbatch = parse_sbatch_options(extra)
+    with errors_as_messages(*_ERRORS):
+        if driver == "here":
+            request = check_request(
+                script, options["nodes"], options["gpus_per_node"], options["cpus_per_node"], options["mem"], limit,
+                options["partition"], False, dict(map(_pair, variables)), sbatch,
+            )  # fmt: skip
+            kind = choose_executor(options["executor"])
+            if kind not in (SLURM, LOCAL):
+                raise SubmitError(f"--driver here needs Slurm, and this would run in {kind}; hint: --driver batch")
+            request = with_configured_place(request) if kind == SLURM else request
+            line, environ = client_mode_command(words, request, kind)
+            sys.stdout.flush()
+            os.execve(line[0], line, environ)
+        job = submit_job(*words, time=limit, env=dict(map(_pair, variables)), sbatch=sbatch, **options)
+        click.echo(job.job_id)
+        print(f"{job.name}: {job.nodes} node(s), {job.executor}; hpcray logs -f {job.job_id}", file=sys.stderr)
+        if wait:
+            sys.exit(int(job.result()))
+
+
+@click.group(invoke_without_command=True)
+@_FOLDER
+@click.option("-a", "--all", "everything", is_flag=True, help="All jobs (default: the last 20).")
+@click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
+@click.pass_context
+def jobs(context: click.Context, folder: str | None, everything: bool, as_json: bool) -> None:
+    """List jobs, the newest first: those that run on this machine, those in Slurm's queue, submitted ones, and those
+    that have ended and left a history, with how they ended."""
+    if context.invoked_subcommand is not None:
+        return
+    with errors_as_messages(*_ERRORS):
+        found = list_jobs(folder)
+        found = found if everything else found[:20]
+        state = states(found)
+    rows = job_rows(found, state, None if everything else 20)
+    if as_json:
+        click.echo(json.dumps(rows, indent=1))
+    else:
+        _print_jobs(rows)
+
+
+jobs.add_command(remove_history)
+
+
+@click.command()
+@click.argument("job_id", metavar="[JOB]", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Print new output until the job has ended.")
+@click.option("--task", default="", metavar="NAME", help="Lines of tasks of this function.")
+@click.option("--actor", default="", metavar="NAME", help="Lines of actors of this name, class or id.")
+@click.option("--node", "nodes", type=int, multiple=True, metavar="N", help="Lines of workers of this node.")
+@click.option("--grep", "pattern", default="", metavar="REGEX", help="Lines that contain this.")
+@job_option
+@_FOLDER
+def logs(
+    job_id: str | None, follow: bool, task: str, actor: str, nodes: tuple[int, ...], pattern: str, address: str,
+    folder: str | None,
+) -> None:  # fmt: skip
+    """Print what the workers of a running job have printed, a file after the other, with who has printed it.
+
+    With JOB, the id or name of a submitted job: its standard output and, on standard error, its standard error; also
+    after its end. Exit code: 1 where there is no such job. Ctrl-C ends the command, not the job.
+    """
+    if job_id is None and (history := ended_job(address)):
+        print_logs(history, pattern)
+        return
+    if job_id is None:
+        print_worker_lines(address, follow, task, actor, nodes, pattern)
+        return
+    try:
+        job = find_job(job_id, folder)
+    except _ERRORS as error:
+        hint = f"for lines of a running job: hpcray logs --actor {job_id}, or --task {job_id}"
+        raise click.ClickException(f"{error}; {hint}") from None
+    offsets = {"out": 0, "err": 0}
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently
+    try:
+        while True:
+            ended = not follow or job.done()
+            for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
+                offsets[stream] = _copy(job.log_path(stream), offsets[stream], sink.buffer)
+            if ended:
+                break
+            time.sleep(_POLL)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+@click.command()
+@click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
+@click.option(
+    "--wait", "timeout", type=float, default=30.0, show_default=True, metavar="S", help="Seconds to wait for the end."
+)
+@_FOLDER
+def cancel(job_ids: tuple[str, ...], timeout: float, folder: str | None) -> None:
+    """End jobs, given by id or name.
+
+    Exit code: 1 where a job does not exist, cannot be cancelled, or has not ended in time; the others are cancelled.
+    """
+    wrong: list[str] = []
+    cancelled: list[SubmittedJob[Any]] = []
+    for job_id in job_ids:
+        try:
+            job = find_job(job_id, folder)
+            job.cancel()
+            cancelled.append(job)
+        except (SubmitError, JobError) as error:
+            wrong.append(str(error))
+    for job in cancelled:
+        try:
+            job.wait(timeout)
+        except GetTimeoutError:
+            job.kill()
+            wrong.append(f"{job.job_id} has not ended within {timeout:g} s of the request")
+            continue
+        click.echo(plain(f"{job.job_id} {job.state}"))
+    if wrong:
+        raise click.ClickException("\n".join(wrong))
+
+
+@click.command(context_settings={"ignore_unknown_options": True}, add_help_option=False)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def serve(args: tuple[str, ...]) -> None:
+    """The command line of Ray Serve: run, deploy, status, ... (hpcray serve --help). Needs Ray's libraries.
+
+    `run` starts a node of its own, or joins the job that --address names; so do the others: RAY_ADDRESS, or the newest.
+    """
+    importlib.import_module("hpcray.compat.ray")
+    try:
+        scripts = importlib.import_module("ray.serve.scripts")
+    except ImportError as error:
+        raise click.ClickException(f"{error}; hint: docs/how-to/ray-libraries.md") from None
+    scripts.cli(args, prog_name="hpcray serve")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise click.UsageError(f"-x {text}: NAME=VALUE is needed")
+    return name, value
+
+
+def _copy(path: os.PathLike[str], offset: int, sink: Any) -> int:
+    with suppress(FileNotFoundError), open(path, "rb") as file:
+        file.seek(offset)
+        while data := file.read(1 << 16):
+            sink.write(data)
+            offset += len(data)
+        sink.flush()
+    return offset
+
+
+def _print_jobs(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        click.echo("no jobs here; hint: --folder, or hpcray submit script.py")
+        return
+    for row in rows:
+        row["state"] = Text(row["state"], style=_STATE_COLOURS.get(row["state"], "red"))
+        row["submitted"] = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["submitted"]))
+        row["command"] = " ".join(" ".join(row["command"]).split())[:_SHOWN]
+    print_table(list(_JOB_COLUMNS.values()), [[row[name] for name in _JOB_COLUMNS] for row in rows])
+
+
+# ------------------------------------------------------------ rows
+# The rows of `hpcray jobs`: submitted jobs, those that run on this machine, those in Slurm's queue, and those that have
+# ended and left a history, each once.
+
+
+def job_rows(
+    submitted: Iterable[SubmittedJob[Any]], states: Mapping[str, str], most_ended: int | None = None
+) -> list[Row]:
+    """Return a row for each job, the newest first.
+
+    Args:
+        submitted: the submitted jobs to list.
+        states: their states, by the names of their folders.
+        most_ended: most of those that have ended and left a history; None: all.
+    """
+    rows = [_submitted_row(job, states[job.folder.name]) for job in submitted]
+    of_job = {row["job_id"]: row for row in rows}
+    for running in running_jobs():
+        own = next((of_job[ident] for ident in _ids(running) if ident in of_job), None)
+        if own is None:
+            own = _running_row(running)
+            rows.append(own)
+            of_job[own["job_id"]] = own
+        left = running.seconds_left
+        own |= {
+            "run": running.node.session,
+            "driver": running.driver_pid(),
+            "session": running.path,
+            "left": "" if left is None else format_duration(left),
+        }
+    for queued in active_jobs():
+        row = of_job.get(queued.job_id)
+        if row is None:
+            rows.append(_queued_row(queued))
+        elif not row["left"]:
+            row["left"] = queued.time_left
+    _add_ended(rows, most_ended)
+    return sorted(rows, key=lambda row: -row["submitted"])
+
+
+def _add_ended(rows: list[Row], most: int | None) -> None:
+    """Add the jobs that have left a history, and what it says to those that are listed already."""
+    known = {row["run"] for row in rows if row["run"]}
+    listed: dict[str, Row] = {row["job_id"]: row for row in rows}
+    found = [run for run in runs(history_root(os.environ)) if run.name not in known][:most]
+    histories = [(run, JobHistory(run, whole=False)) for run in found]
+    in_slurm = [run.job for run, history in histories if run.job not in listed and _of_slurm(history)]
+    slurm_states = query_states(list(dict.fromkeys(in_slurm)))
+    for run, history in histories:
+        result = outcome(history)
+        row = listed.get(run.job)
+        if row is None:
+            row = _ended_row(run, history, slurm_states.get(run.job, "") or result.state)
+            rows.append(row)
+            listed[run.job] = row
+        elif row["run"]:
+            rows.append(_ended_row(run, history, result.state))  # an earlier run of a job that was requeued
+            continue
+        row |= {"run": run.name, "ended": history.last, "cause": result.cause}
+
+
+def _of_slurm(history: JobHistory) -> bool:
+    return any(node.began is not None and node.began.slurm for node in history.nodes.values())
+
+
+def _ended_row(run: Run, history: JobHistory, state: str) -> Row:
+    words = history.program.split()
+    name = next((os.path.basename(word) for word in words if not word.startswith("-")), "")
+    return _row(
+        job_id=run.job, name="" if words[:1] == ["-c"] else name, state=state,
+        executor="slurm" if _of_slurm(history) else "here", nodes=history.node_count, submitted=history.started,
+        command=words, folder=run.path, run=run.name, ended=history.last, cause=outcome(history).cause,
+    )  # fmt: skip
+
+
+def _ids(running: RunningJob) -> list[str]:
+    """Names of a running job in the list of submitted ones: Slurm's id, or the pid of a local job's controller."""
+    return [running.node.slurm_job, *map(str, ancestors(running.node.pid))]
+
+
+def _row(**fields: Any) -> Row:
+    return {"driver": None, "left": "", "session": "", "folder": "", "run": "", "ended": None, "cause": "", **fields}
+
+
+def _submitted_row(job: SubmittedJob[Any], state: str) -> Row:
+    return _row(
+        job_id=job.job_id, name=job.name, state=state, executor=job.executor, nodes=job.nodes,
+        submitted=job.record.submitted, command=list(job.record.command), folder=str(job.folder),
+    )  # fmt: skip
+
+
+def _running_row(job: RunningJob) -> Row:
+    command = shlex.split(job.node.program)
+    name = next((os.path.basename(word) for word in command if not word.startswith("-")), "")
+    return _row(
+        job_id=job.job_id, name="" if command[:1] == ["-c"] else name, state="RUNNING",
+        executor="slurm" if job.node.slurm_job else "here", nodes=job.node.nodes, submitted=job.node.started,
+        command=command,
+    )  # fmt: skip
+
+
+def _queued_row(job: ActiveJob) -> Row:
+    return _row(
+        job_id=job.job_id, name=job.name, state=job.state, executor="slurm", nodes=job.nodes,
+        submitted=job.submitted, command=[], left=job.time_left,
+    )  # fmt: skip
