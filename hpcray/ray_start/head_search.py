@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.allocation import expand_nodes, run_command
@@ -150,16 +150,14 @@ class HeadProbe:
 
     @classmethod
     def of(cls, name: ClusterName, allocation: str, environ: Mapping[str, str]) -> HeadProbe | None:
-        """Start the steps; None where there is no Slurm, or no job of this user's on that host, as yet."""
+        """Start the steps; None where there is no Slurm, or no running job of this user's that may have that host."""
         if shutil.which("srun") is None or name.is_local:
             return None
-        wanted = {name.host, name.host.partition(".")[0], *resolve(name.host)}
-        places = []
-        for job, nodes in _own_jobs(allocation, environ):
-            node = next((node for node in nodes if node in wanted), "")
-            node = node or next((node for node in nodes if wanted & set(addresses_of(node))), "")
-            if node:
-                places.append((job, node))
+        jobs = [(job, nodes) for job, nodes in _own_jobs(allocation, environ) if nodes]
+        names = {name.host, *resolve(name.host), *_names_of(name.host)}
+        found = [(job, node) for job, nodes in jobs if (node := node_of(names, nodes))]
+        # An address of another network may be known on its own host only, and that is mostly the first of its job.
+        places = found or [(job, nodes[0]) for job, nodes in jobs]
         return cls(name, places[:_MOST_STEPS]) if places else None
 
     @property
@@ -180,6 +178,24 @@ class HeadProbe:
         for step in running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 step.wait(_TIMEOUT)
+
+
+def node_of(names: Collection[str], nodes: Sequence[str]) -> str:
+    """The node of Slurm's that has one of these names and addresses, "" for none. Names of other networks begin with
+    that of the node: `n1-ib0`, `n1.fabric`, `n1i`."""
+    for node in nodes:
+        if any(name.startswith(node) and not name[len(node) : len(node) + 1].isdigit() for name in names):
+            return node
+    return next((node for node in nodes if set(names) & set(addresses_of(node))), "")
+
+
+def _names_of(host: str) -> list[str]:
+    """The names that the system knows for an address."""
+    try:
+        name, more, _ = socket.gethostbyaddr(host)
+    except OSError:
+        return []
+    return [name, *more]
 
 
 def _own_jobs(allocation: str, environ: Mapping[str, str]) -> list[tuple[str, Sequence[str]]]:

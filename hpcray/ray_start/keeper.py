@@ -24,8 +24,9 @@ AT_ONCE = signal.SIGQUIT
 _ORDERLY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
 """`sbatch --signal=USR1@60` sends it to every step; the program handles it, not its cluster."""
-_GRACE = 15.0
-"""Seconds that a node has to end after a request."""
+_GRACE, _BREAK_OFF = 15.0, 5.0
+"""Seconds that a node has to end after a request, and to break off, which is long only on a busy host. A node that
+is killed leaves its files to the next one, and its ports are seen for a moment without a process behind them."""
 _SWEEP, _SWEEP_CHECK = 10.0, 0.1
 """Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
 STOPPED = "stopped"
@@ -116,7 +117,7 @@ def keep_node(
                 stopped = stopped or os.path.exists(os.path.join(node.session_dir, STOPPED))
                 log("ray stop: this node ends" if stopped else f"signal {signal.Signals(number).name}: this node ends")
                 if number == AT_ONCE or asked:
-                    node.leave(2.0)
+                    node.leave(_BREAK_OFF)
                 else:
                     deadline = time.monotonic() + _GRACE
                     _terminate(node)
@@ -129,7 +130,7 @@ def keep_node(
                 _terminate(node)
             if now >= deadline:
                 log(f"the node has not ended within {_GRACE:g} s")
-                node.leave(2.0)
+                node.leave(_BREAK_OFF)
     finally:
         os.close(ended)
     code = node.leave()

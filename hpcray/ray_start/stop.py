@@ -20,7 +20,7 @@ from hpcray.ray_start.surroundings import own_allocation
 
 GRACE = 16.0
 """Seconds that nodes have to end, as in Ray."""
-_FORCED = 5.0
+_FORCED = 8.0
 _LAST_PROCESSES = 5.0
 """Seconds that the last processes of a node have, whose keeper was killed, before its files stay."""
 _CHECK = 0.02

@@ -32,6 +32,7 @@ from hpcray.ray_start.head_search import (
     HeadSearch,
     is_of_this_host,
     longest_wait,
+    node_of,
     who_listens,
 )
 from hpcray.ray_start.lookup import look
@@ -481,5 +482,30 @@ def test_a_head_without_a_bell_is_looked_for_in_every_job_of_this_user_on_its_ho
     assert probe.is_over
     steps = (tmp_path / "steps").read_text()
     assert "--jobid=9 --nodelist=x4" in steps and "--jobid=10 --nodelist=x4" in steps and "--jobid=8" not in steps
-    nobody = parse_cluster_name("x77:6379")
-    assert nobody is not None and HeadProbe.of(nobody, "slurm-7", {}) is None  # its job may begin later
+    strange = parse_cluster_name("198.51.100.7:6379")  # of a network that only its host knows
+    assert strange is not None
+    first = HeadProbe.of(strange, "slurm-7", {})
+    assert first is not None
+    until = time.monotonic() + 20.0
+    while "--jobid=9 --nodelist=x3" not in (tmp_path / "steps").read_text() and time.monotonic() < until:
+        time.sleep(0.01)
+    first.close()
+    assert "--jobid=9 --nodelist=x3" in (tmp_path / "steps").read_text()
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    assert HeadProbe.of(name, "slurm-7", {}) is None  # its job may begin later
+
+
+@pytest.mark.parametrize(
+    ("name", "node"),
+    [
+        ("n1", "n1"),
+        ("n1-ib0", "n1"),
+        ("n10-ib0", "n10"),
+        ("n1.fabric.site", "n1"),
+        ("n10i", "n10"),
+        ("m1", ""),
+        ("n12", ""),
+    ],
+)
+def test_names_of_other_networks_begin_with_that_of_the_node(name: str, node: str) -> None:
+    assert node_of([name], ["n1", "n10", "n11"]) == node
