@@ -202,7 +202,7 @@ class Canonical:
             self._parts = outer
 
     def of_function(self, function: Any) -> bytes:
-        """The same for a function that runs as a task: nobody reads its docstring, unless its own code does."""
+        """The same for a function that runs as a task: its docstring counts only if its own code reads it."""
         self._undocumented = _undocumented(function)
         return self.of(function)
 
@@ -819,7 +819,7 @@ class Canonical:
                 self._watched = watched
 
     def _stored(self, value: Any, known: Sequence[type] = ()) -> None:
-        """What a class, or an object of a class, that is written in C shows of itself."""
+        """Add the attributes that a class, or an object of a class, has that is written in C."""
         for base in type(value).__mro__:
             for name, item in sorted(vars(base).items()) if base not in known else ():
                 if type(item) not in _STORED or name in _DROPPED:
@@ -1244,7 +1244,7 @@ def _instructions(code: types.CodeType) -> tuple[bytes, list[int]]:
 _IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "NOP", "RESUME", "NOT_TAKEN"})
 _WHOLE = "*"
 _abc_dump: Callable[[type], Any] = vars(importlib.import_module("_abc"))["_get_dump"]
-"""What an abstract class knows; first a set of weak references to the classes that were registered."""
+"""Returns the tables of an abstract class; the first is a set of weak references to the registered classes."""
 _STORED = frozenset({types.MemberDescriptorType, types.GetSetDescriptorType})
 """Kinds of attributes with which metaclasses that are written in C describe a class."""
 
