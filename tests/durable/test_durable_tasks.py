@@ -553,3 +553,12 @@ for ref in [fails.remote() for _ in range(2)]:
     out, ran, err = runs.run(program)
     assert out == ["5 {1000000}", "[[0, [0]], [0, [0]], [1, [1]], [1, [1]]]", *["ValueError: once"] * 2], err
     assert ran == ["fails", "slow", "two", "two"]
+
+
+def test_two_jobs_that_make_the_same_results_at_once_do_not_disturb_each_other(runs: Runs) -> None:
+    both = [runs.start(PROGRAM) for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=90)
+        assert (process.returncode, out.split("\n")[:-1], err) == (0, ANSWERS, "")
+    out, ran, err = runs.run(PROGRAM)
+    assert (out, ran, err) == (ANSWERS, ["square 1"], "")
