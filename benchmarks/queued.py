@@ -2,24 +2,35 @@
 
     python benchmarks/queued.py                      # a million, without arguments and with one
     python benchmarks/queued.py --tasks 100000 --json OUT
+    python benchmarks/queued.py --durable            # what durable=True adds, with joblib.Memory beside it
 
 The only CPU of the node is busy until all are queued. Counted is the driver's resident memory and CPU time between the
 first submission and the last one, the program's own list of refs included, and the memory (Pss) and CPU time of all
 processes of the job. Then the tasks run, or are cancelled by the end of the session.
+
+`--durable` measures, in turn with and without `durable=True`: the driver's CPU time of a submission by kind of
+argument; the CPU time of all processes for a task that is computed; the time of one whose result is found; and the time
+of `hpcray durable du` in a directory of a million results. Medians of `--pairs` pairs, each side in a process of
+its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
+import hashlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import hpcray as ray
 
@@ -33,7 +44,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
     parser.add_argument("--run", action="store_true", help="let them run, and get every value")
+    parser.add_argument("--durable", action="store_true", help="what durable=True adds")
+    parser.add_argument("--pairs", type=int, default=5, help="with --durable: how often each side is measured")
+    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.side:
+        print(json.dumps(SIDES[given.side]()))
+        return
+    if given.durable:
+        compare_durable(given.pairs, given.json)
+        return
     if given.row:
         print(json.dumps(measure(given.row, given.tasks, given.run)))
         return
@@ -95,6 +115,188 @@ def measure(row: str, tasks: int, run: bool) -> dict[str, Any]:
             ray.get(held)
         ray.shutdown()
     return found
+
+
+# ------------------------------------------------------------ durable tasks
+
+
+@dataclasses.dataclass
+class Options:
+    """An argument of a class of the program's."""
+
+    rate: float = 0.1
+    name: str = "adam"
+    layers: list[int] = dataclasses.field(default_factory=lambda: [64, 32])
+
+
+ARGUMENTS: dict[str, Any] = {
+    "a number": lambda i: i,
+    "a text of 1 KB": lambda i: f"{i:>1000}",
+    "a list of 150 numbers and texts": lambda i: [i, *range(100), *map(str, range(49))],
+    "a dict of 20 lists": lambda i: {f"k{j}": [i, j * 0.5, None] for j in range(20)},
+    "a dataclass": lambda i: Options(i),
+    "an array of 1 KB": lambda i: np.full(128, i),
+    "a ref of a durable task": None,
+}
+LARGE = 8_000_000
+SUBMITTED, COMPUTED, FOUND = 3_000, 20_000, 3_000
+
+
+def submissions(durable: bool) -> dict[str, float]:
+    """The driver's microseconds of CPU for a submission by argument, and gigabytes/s of what a large one takes more."""
+    found = {}
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["HPCRAY_DURABLE_DIR"] = f"{directory}/kept"
+        gate = Path(directory, "gate")
+        ray.init(num_cpus=1)
+
+        @ray.remote
+        def hold(path: str) -> None:
+            while not os.path.exists(path):
+                time.sleep(0.01)
+
+        @ray.remote(durable=durable)
+        def task(x: object) -> int:
+            return 0
+
+        made = ray.remote(durable=True)(lambda: 1).remote()
+        ray.get([task.remote(-1), made])
+        held = hold.remote(str(gate))
+        for name, argument in ARGUMENTS.items():
+            values = [argument(i) if argument else made for i in range(SUBMITTED)]
+            if not argument:  # each time another one, or the calls would be the same
+                values = [[i, made] for i in range(SUBMITTED)]
+            began = time.process_time()
+            refs = [task.remote(value) for value in values]
+            found[name] = (time.process_time() - began) / SUBMITTED * 1e6
+            del refs
+        large = [np.full(LARGE // 8, i) for i in range(10)]
+        began = time.process_time()
+        refs = [task.remote(value) for value in large]
+        found["bytes"] = (time.process_time() - began) / len(large) * 1e6
+        del refs
+        gate.touch()
+        ray.get(held)
+        ray.shutdown()
+    return found
+
+
+def computed(durable: bool) -> dict[str, float]:
+    """Microseconds of CPU of all processes for a task that is computed; and of time for one that is found."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["HPCRAY_DURABLE_DIR"] = f"{directory}/kept"
+        ray.init(num_cpus=2)
+
+        @ray.remote(durable=durable)
+        def task(x: int) -> int:
+            return x
+
+        ray.get([task.remote(-i) for i in range(1, 2000)])
+        _, before = _job()
+        ray.get([task.remote(i) for i in range(COMPUTED)])
+        _, after = _job()
+        found = {"all processes": (after - before) / COMPUTED * 1e6}
+        if durable:
+            time.sleep(1.5)
+            ray.get(task.remote(0))
+            took = []
+            for i in range(FOUND):
+                began = time.perf_counter()
+                ray.get(task.remote(i))
+                took.append(time.perf_counter() - began)
+            found["found"] = statistics.median(took) * 1e6
+        ray.shutdown()
+    return found
+
+
+def by_joblib() -> dict[str, float]:
+    """Microseconds of a call that joblib computes and keeps, and of one that it finds."""
+    import joblib
+
+    with tempfile.TemporaryDirectory() as directory:
+        cached = joblib.Memory(directory, verbose=0).cache(_identity)
+        found = {}
+        for row in ("computed", "found"):
+            took = []
+            for i in range(1000):
+                began = time.perf_counter()
+                cached(i)
+                took.append(time.perf_counter() - began)
+            found[row] = statistics.median(took) * 1e6
+        array = np.zeros(LARGE // 8)
+        began = time.process_time()
+        joblib.hash(array)
+        found["bytes"] = (time.process_time() - began) * 1e6
+    return found
+
+
+def _identity(x: int) -> int:
+    return x
+
+
+def counted() -> dict[str, float]:
+    """Seconds of `hpcray durable du` in a directory of a million results: the first time, and later."""
+    from hpcray.durable.result_store import VALUE, Meta, ResultStore, value_record
+
+    with tempfile.TemporaryDirectory() as directory:
+        store = ResultStore(f"{directory}/kept", "n0")
+        for start in range(0, 1_000_000, 10_000):
+            numbers = range(start, start + 10_000)
+            keys = [hashlib.sha256(str(number).encode()).digest() for number in numbers]
+            store.append([value_record(None, key, VALUE, 0, Meta(name="task"), [b"value"]) for key in keys])
+        store.close()
+        found = {}
+        for row in ("du, the first time", "du, later"):
+            began = time.perf_counter()
+            command = [sys.executable, "-m", "hpcray.cli", "durable", "du", "--dir", f"{directory}/kept"]
+            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            assert said.startswith("1,000,000 results"), said
+            found[row] = time.perf_counter() - began
+    return found
+
+
+SIDES: dict[str, Any] = {
+    "submit plain": lambda: submissions(False),
+    "submit durable": lambda: submissions(True),
+    "compute plain": lambda: computed(False),
+    "compute durable": lambda: computed(True),
+    "joblib": by_joblib,
+    "du": counted,
+}
+
+
+def compare_durable(pairs: int, out: Path | None) -> None:
+    """Measure all sides in turn, and print medians."""
+    turns: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+    for turn in range(pairs):
+        for side in SIDES if turn == 0 else [side for side in SIDES if side != "du"]:
+            command = [sys.executable, __file__, "--side", side]
+            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            turns[side].append(json.loads(said.splitlines()[-1]))
+
+    def median(side: str, row: str) -> float:
+        return statistics.median(turn[row] for turn in turns[side])
+
+    def more(kind: str, row: str) -> float:
+        """What a durable task takes more than the plain one before it."""
+        return statistics.median(
+            turn[row] - plain[row] for turn, plain in zip(turns[f"{kind} durable"], turns[f"{kind} plain"], strict=True)
+        )
+
+    rows = [(f"submission with {name}, the driver's CPU", more("submit", name), "us more") for name in ARGUMENTS]
+    rows += [
+        ("submission with 8 MB, hashed at", LARGE / more("submit", "bytes") / 1e3, "GB/s"),
+        ("the same by joblib.hash", LARGE / median("joblib", "bytes") / 1e3, "GB/s"),
+        ("a task that is computed, CPU of all processes", more("compute", "all processes"), "us more"),
+        ("a call that joblib.Memory computes", median("joblib", "computed"), "us"),
+        ("a task that is found", median("compute durable", "found"), "us"),
+        ("a call that joblib.Memory finds", median("joblib", "found"), "us"),
+        *((f"a million results: {row}", seconds, "s") for row, seconds in turns["du"][0].items()),
+    ]
+    for name, figure, unit in rows:
+        print(f"{name:<68}{figure:>10.2f} {unit}")
+    if out:
+        out.write_text(json.dumps({"rows": rows, "turns": turns}, indent=1) + "\n")
 
 
 def _resident() -> int:

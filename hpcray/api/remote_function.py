@@ -218,7 +218,7 @@ class RemoteFunction(Generic[P, R_co]):
 
     def _submit_durably(self, process: CoreWorker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         from hpcray.durable import read_durable
-        from hpcray.durable.durable_tasks import DurableFunction, DurableTasks, KeptCallable
+        from hpcray.durable.durable_tasks import DurableFunction, DurableTasks
 
         extension = DurableTasks.of(process)
         given = {name: value for name, value in self._options.given.items() if name != "durable"}
@@ -228,8 +228,9 @@ class RemoteFunction(Generic[P, R_co]):
         if self._durable is None:
             environment = environment_of(process, given.get("runtime_env"))
 
-            def make(kept: KeptCallable) -> RemoteFunction[..., Any]:
-                return RemoteFunction(kept, TaskOptions(given))
+            def make(function: Callable[..., Any], light: bool) -> RemoteFunction[..., Any]:
+                kept = {name: value for name, value in given.items() if name in ("num_returns", "runtime_env")}
+                return RemoteFunction(function, TaskOptions({**kept, "num_cpus": 0} if light else given))
 
             options = read_durable(self._options.given["durable"])
             assert options is not None

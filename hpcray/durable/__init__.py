@@ -19,7 +19,8 @@ class DurableOptions:
     Args:
         name: stands for the function in lists, and is part of the key.
         version: part of the key; a new one has everything computed again.
-        inputs: files and directories that the function reads: their content is part of the key.
+        inputs: files and directories that the function reads: their content is part of the key. The name of a
+            parameter stands for the files that its argument names: a path, or a list of paths.
         ignore: names of parameters that are no part of the key.
         errors: whether exceptions are kept too.
         expires: seconds (or a timedelta) after which a result is computed again.

@@ -11,16 +11,21 @@ nodes that it names stand as labels. So a key can be explained, and circles of f
 from __future__ import annotations
 
 import builtins
+import contextlib
 import copyreg
 import datetime
 import dis
 import enum
 import functools
+import gc
 import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import marshal
+import operator
 import os
+import pathlib
 import pickle
 import re
 import site
@@ -28,24 +33,36 @@ import struct
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import cloudpickle
+
 _SCALARS = frozenset({int, float, bool, type(None), str, bytes})
-_ALL_FLOAT, _ALL_INT = {float}, {int}
+_ALL_FLOAT, _ALL_INT, _ALL_TEXT = {float}, {int}, {str}
 _LARGE = 1 << 16
 """Bytes; larger buffers are hashed by themselves, with the hash that is fastest for them."""
 _DROPPED = frozenset(
     {
-        "__dict__", "__weakref__", "__module__", "__doc__",
+        "__dict__", "__weakref__", "__module__",
         "__firstlineno__", "__static_attributes__", "__slotnames__", "__annotations_cache__", "_abc_impl",
-        "__pydantic_validator__", "__pydantic_serializer__", "__pydantic_core_schema__", "__class_getitem_cache__",
+        "__pydantic_parent_namespace__", "__pydantic_validator__", "__pydantic_serializer__",
+        "__pydantic_core_schema__", "__class_getitem_cache__",
     }
 )  # fmt: skip
 """Attributes of a class that follow from the rest, or say where it was written."""
 _OF_ENUM = frozenset(
     {"_member_map_", "_value2member_map_", "_member_names_", "_unhashable_values_", "_hashable_values_"}
 )
+_OF_MODULE = frozenset(
+    {
+        "__name__", "__doc__", "__package__", "__loader__", "__spec__", "__file__", "__cached__", "__path__",
+        "__builtins__", "__warningregistry__",
+    }
+)  # fmt: skip
+_PICKLING = ("__reduce__", "__reduce_ex__", "__getstate__", "__getnewargs__", "__getnewargs_ex__")
+_OF_MEMBER = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
 _LIBRARIES = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 _CLOSURE_LOADS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF"})
@@ -74,6 +91,10 @@ class NoCanonicalFormError(TypeError):
         return f"{self.path or 'the value'} is {self.what}"
 
 
+class NotYetError(Exception):
+    """A canonical form depends on a value that does not exist yet."""
+
+
 class Node(NamedTuple):
     """One part of what a key was made of: a function, a class, a global value."""
 
@@ -95,24 +116,68 @@ def buffer_digest(content: Any) -> bytes:
     return hashlib.sha256(content).digest()
 
 
+def is_plain(values: list[Any]) -> bool:
+    """Return True if values consist of lists, tuples, dicts and scalars alone, and no list or dict is in two places.
+
+    It goes through them a level at a time, which is fast: most arguments are of this kind.
+    """
+    level, count, total = values, 0, 0
+    seen: set[int] = set()
+    while True:
+        kinds = {*map(type, level)}
+        if kinds <= _SCALARS:
+            return True
+        if not kinds <= _PLAIN:
+            return False
+        if not kinds <= _CONTAINERS:
+            level = [item for item in level if type(item) in _CONTAINERS]
+        shared = [item for item in level if type(item) is not tuple] if tuple in kinds else level
+        seen.update(map(id, shared))
+        count += len(shared)
+        total += len(level)
+        if len(seen) != count or total > _MOST_PLAIN:
+            return False
+        level = gc.get_referents(*level)
+
+
+_CONTAINERS = frozenset({list, tuple, dict})
+_PLAIN = _SCALARS | _CONTAINERS
+_MOST_PLAIN = 1 << 20
+
+
+def plain_form(value: Any) -> bytes:
+    """The canonical bytes of a value for which `is_plain` holds.
+
+    Raises:
+        ValueError: it is nested too deeply.
+    """
+    content = marshal.dumps(value, 2)  # version 2 knows nothing of references, nor of which texts are interned
+    return b"%" + content if len(content) <= _LARGE else b"^" + buffer_digest(content)
+
+
 class Canonical:
     """Makes canonical bytes of values that belong together: what two of them share is seen as shared.
 
     Args:
         ref_key: called with an ObjectRef in a value; bytes that stand for its content. None: refs are refused.
+        classes: what stands for classes of the program, so that they need not be described here.
 
     Attributes:
         nodes: functions, classes and global values that were met, in the order of their first mention.
     """
 
-    def __init__(self, ref_key: Callable[[Any], bytes] | None = None) -> None:
+    def __init__(self, ref_key: Callable[[Any], bytes] | None = None, classes: ClassMarks | None = None) -> None:
         self._ref_key = ref_key
+        self._classes = classes
+        self._watched: list[tuple[Any, ...]] | None = None
         self._parts: list[bytes] = []
         self._memo: dict[int, bytes] = {}
         self._alive: list[Any] = []
         self._labels: dict[str, int] = {}
         self._here = b""
         self._count = 0
+        self._by_name = False
+        self._undocumented: frozenset[int] = frozenset()
         self.nodes: list[Node | None] = []
 
     def of(self, value: Any) -> bytes:
@@ -125,12 +190,25 @@ class Canonical:
         try:
             self._add(value)
             return b"".join(self._parts)
+        except (NoCanonicalFormError, NotYetError):
+            raise
+        except RecursionError:
+            raise NoCanonicalFormError("nested too deeply, so it has no canonical form") from None
+        except Exception as error:  # code of the user's
+            raise NoCanonicalFormError(
+                f"a {_class_name(type(value))}, which has no canonical form ({type(error).__name__}: {error})"
+            ) from None
         finally:
             self._parts = outer
 
+    def of_function(self, function: Any) -> bytes:
+        """The same for a function that runs as a task: its docstring counts only if its own code reads it."""
+        self._undocumented = _undocumented(function)
+        return self.of(function)
+
     def finished(self) -> list[Node]:
-        """All nodes, complete."""
-        return [node for node in self.nodes if node is not None]
+        """All nodes, complete, in an order that no set of values has a part in."""
+        return sorted(node for node in self.nodes if node is not None)
 
     def digest_of(self, value: Any) -> bytes:
         """A hash over the canonical bytes of a value, and over all nodes."""
@@ -175,8 +253,14 @@ class Canonical:
         else:
             self._parts.append(tag + size.to_bytes(3, "little") + bytes(content))
 
-    def _remember(self, value: Any) -> None:
-        """Number a value that can change: the same one, met again, is not another one that is equal."""
+    def _remember(self, value: Any, steady: bool = False) -> None:
+        """Number a value that can change: the same one, met again, is not another one that is equal.
+
+        Args:
+            steady: whether what it holds is watched where that is met.
+        """
+        if not steady:
+            self._watched = None
         self._memo[id(value)] = b"R" + self._here + self._count.to_bytes(4, "little")
         self._count += 1
         self._alive.append(value)
@@ -193,9 +277,13 @@ class Canonical:
             except struct.error:  # a large one
                 pass
         if kinds <= _SCALARS and float not in kinds and len(values) > 1:
-            text = repr(values).encode("utf-8", "surrogatepass")  # of such values it is exact, and made in C
-            self._sized(b"=" + tag, text)
-            return
+            try:
+                text = repr(values).encode("utf-8", "surrogatepass")  # of such values it is exact, and made in C
+            except ValueError:  # a number of thousands of digits
+                pass
+            else:
+                self._sized(b"=" + tag, text)
+                return
         self._parts.append(tag + len(values).to_bytes(6, "little"))
         for index, value in enumerate(values):
             try:
@@ -223,8 +311,12 @@ class Canonical:
     def _set(self, value: set[Any] | frozenset[Any]) -> None:
         if type(value) is set:
             self._remember(value)
+        kinds = {*map(type, value)}
+        if kinds in (_ALL_TEXT, _ALL_INT):
+            self._items(b"S" if type(value) is set else b"Z", sorted(value))
+            return
         made = []
-        for item in value:
+        for item in sorted(value, key=_rank) if not kinds <= _SCALARS else value:
             try:
                 made.append((self._alone(item), item))
             except NoCanonicalFormError as error:
@@ -244,6 +336,9 @@ class Canonical:
         try:
             return self.of(item)
         finally:
+            for name, mention in self._memo.items():  # functions and classes are described once, wherever it is
+                if mention[:1] == b"N":
+                    memo.setdefault(name, mention)
             self._memo, self._here, self._count = memo, here, count
 
     def _bytearray(self, value: bytearray) -> None:
@@ -297,7 +392,7 @@ class Canonical:
             self._class(value)
             return
         if isinstance(value, enum.Enum):
-            self._remember(value)
+            self._remember(value, steady=True)
             self._parts.append(b"E")
             self._add(kind)
             self._add(value.name)
@@ -309,6 +404,12 @@ class Canonical:
         if isinstance(value, types.ModuleType):
             self._module(value)
             return
+        for base, adder in _DESCRIPTORS.items():
+            if isinstance(value, base):
+                self._add(kind)
+                adder(self, value)
+                self._step("", _raw_state(value))
+                return
         self._remember(value)
         try:
             reduced = _reduce(kind, value)
@@ -317,39 +418,63 @@ class Canonical:
         except Exception as error:
             raise NoCanonicalFormError(f"a {_class_name(kind)}, which has no canonical form ({error})") from None
         if isinstance(reduced, str):
-            module = getattr(value, "__module__", None) or pickle.whichmodule(value, reduced)  # type: ignore[attr-defined]
-            self._parts.append(b"G")
-            self._sized(b"g", kind.__name__.encode())
-            if is_own_module(module):
-                self._sized(b"g", f"{reduced}".encode())
-                self._library(module)
-            else:
-                self._named(b"g", module, reduced)
+            self._global_object(kind, value, reduced)
             return
         self._parts.append(b"O")
+        if isinstance(value, (set, frozenset)) and len(reduced) > 1 and [*map(type, reduced[1])] == [list]:
+            reduced = (reduced[0], (frozenset(reduced[1][0]),), *reduced[2:])
         self._reduced(kind, reduced)
+        if self._by_name and _pickles_itself(kind):
+            self._hidden(value)
+
+    def _global_object(self, kind: type, value: Any, name: str) -> None:
+        """An object that pickles as its name: its state counts where it is the program's."""
+        module = getattr(value, "__module__", None) or pickle.whichmodule(value, name)  # type: ignore[attr-defined]
+        self._parts.append(b"G")
+        self._sized(b"g", kind.__name__.encode())
+        if not is_own_module(module):
+            self._named(b"g", module, name)
+            return
+        self._sized(b"g", name.encode())
+        if kind.__module__ in ("typing", "typing_extensions"):
+            for attribute in ("__bound__", "__constraints__", "__covariant__", "__contravariant__", "__supertype__"):
+                self._step(f".{attribute}", getattr(value, attribute, None))
+            return
+        loaded = sys.modules.get(module)
+        if loaded is None or getattr(loaded, name, None) is not value:
+            raise NoCanonicalFormError(f"a {_class_name(kind)}, which is not to be found as {module}.{name}")
+        self._library(module)
+        self._add(kind)
+        self._hidden(value)
+
+    def _hidden(self, value: Any) -> None:
+        """The state of an object as the code that finds it by its name sees it, whatever its pickle holds."""
+        self._parts.append(b"h")
+        for name, item in _raw_state(value):
+            self._add(name)
+            try:
+                self._parts.append(self.of(item))
+            except NoCanonicalFormError:
+                self._sized(b"h", type(item).__name__.encode())
 
     def _reduced(self, kind: type, reduced: tuple[Any, ...]) -> None:
         function, arguments, *rest = reduced
         state: Any
         items: Any
         pairs: Any
-        state, items, pairs, *_ = (*rest, None, None, None)
+        setter: Any
+        state, items, pairs, setter, *_ = (*rest, None, None, None, None)
         self._alive.append(reduced)
         self._step("", function)
         if getattr(function, "__name__", "") in ("__newobj__", "__newobj_ex__") and arguments:
             self._step("", arguments)
         else:
             self._step("()", arguments)
+        if isinstance(state, tuple) and [*map(type, state)] in ([dict, dict], [type(None), dict]):
+            state = {**(state[0] or {}), **state[1]}  # that of slots, which a class that travelled by value may lack
         if isinstance(state, dict):
             self._parts.append(b"{D" + len(state).to_bytes(6, "little"))
             for name, item in state.items():
-                self._add(name)
-                self._step(f".{name}", item)
-        elif isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
-            self._parts.append(b"{T" + len(state[1]).to_bytes(6, "little"))
-            self._step("", state[0])
-            for name, item in state[1].items():
                 self._add(name)
                 self._step(f".{name}", item)
         else:
@@ -363,6 +488,8 @@ class Canonical:
             self._add(key)
             self._step(f"[{_short(key)}]", item)
         self._parts.append(b".")
+        if setter is not None:
+            self._step(".setter", setter)
 
     def _step(self, step: str, value: Any) -> None:
         try:
@@ -413,7 +540,7 @@ class Canonical:
         self._parts.append(mention)
         slot = len(self.nodes)
         self.nodes.append(None)
-        parts, here, count = self._parts, self._here, self._count
+        parts, here, count, by_name = self._parts, self._here, self._count, self._by_name
         self._parts, self._here, self._count = [], mention, 0
         try:
             fill()
@@ -421,7 +548,12 @@ class Canonical:
         except NoCanonicalFormError as error:
             raise error.at(f"{label}: " if label.startswith(("global", "closure", "default")) else "") from None
         finally:
-            self._parts, self._here, self._count = parts, here, count
+            self._parts, self._here, self._count, self._by_name = parts, here, count, by_name
+
+    def _watch(self, read: Callable[..., Iterable[Any]], arguments: tuple[Any, ...]) -> None:
+        """Note what something consists of now, so that it can be seen whether it still does."""
+        if self._watched is not None:
+            self._watched.append((read, arguments, tuple(read(*arguments))))
 
     def _value_node(self, label: str, value: Any) -> None:
         """A value by name. Functions and classes are nodes themselves."""
@@ -431,7 +563,7 @@ class Canonical:
         self._node(label, _Mention(), lambda: self._add(value))
 
     def _function(self, value: types.FunctionType) -> None:
-        own = is_own_file(value.__code__.co_filename, value.__globals__.get("__name__"))
+        own = is_own_file(value.__code__.co_filename, _module_of(value))
         plain = not value.__closure__ and not value.__dict__ and not value.__defaults__ and not value.__kwdefaults__
         if not own and plain and "<locals>" not in value.__qualname__:
             self._named(b"m", value.__module__ or "", value.__qualname__)
@@ -450,8 +582,12 @@ class Canonical:
 
     def _whole_function(self, value: types.FunctionType, own: bool) -> None:
         code = value.__code__
+        self._by_name = _is_found_by_name(value)
+        self._watch(_content_of_function, (value,))
         if own:
             self._code(code)
+            if id(value) not in self._undocumented:
+                self._add(value.__doc__)
         else:
             self._named(b"m", value.__globals__.get("__name__", ""), value.__qualname__)
             self._sized(b"C", code.co_code)
@@ -462,7 +598,10 @@ class Canonical:
             except ValueError:
                 self._parts.append(b"empty")
                 continue
+            watched = self._watched
             self._value_node(f"closure {value.__name__}.{name}", content)
+            if not own and name == "repr_running":  # of dataclasses: those of which a text is being made
+                self._watched = watched
         names = code.co_varnames[: code.co_argcount]
         defaults = value.__defaults__ or ()
         for name, default in zip(names[len(names) - len(defaults) :], defaults, strict=True):
@@ -473,12 +612,14 @@ class Canonical:
         for name, item in value.__dict__.items():
             self._add(name)
             self._step(f"{value.__name__}.{name}", item)
+        watched = self._watched
         for name, item in value.__annotations__.items() if own else ():
             self._add(name)
             try:
                 self._parts.append(self.of(item))
             except NoCanonicalFormError:
                 self._sized(b"h", type(item).__name__.encode())
+        self._watched = watched
         if own:
             self._reads(value)
 
@@ -504,7 +645,11 @@ class Canonical:
                     continue  # it is described as a closure
             elif name in scope:
                 found = scope[name]
+                self._watch(_name_in, (scope, name))
+            elif name in built_in and _is_of_the_program(built_in[name]):
+                found = built_in[name]
             else:
+                self._watch(_name_in, (scope, name))
                 self._add(f"builtin {name}" if name in built_in else f"missing {name}")
                 continue
             self._chain(name, found, chain[1:])
@@ -512,16 +657,44 @@ class Canonical:
     def _chain(self, name: str, found: Any, rest: tuple[str, ...]) -> None:
         """A global, and the attributes of modules that code reaches from it."""
         self._add(name)
-        for attribute in rest:
-            if not (isinstance(found, types.ModuleType) and is_own_module(found)):
-                break
-            following = vars(found).get(attribute, _NOTHING)
-            if following is _NOTHING:
-                self._add(f"missing {attribute}")
-                return
-            name, found = f"{name}.{attribute}", following
-            self._add(name)
-        self._value_node(f"global {name}", found)
+        by_name = self._by_name
+        try:
+            for attribute in rest:
+                if not isinstance(found, types.ModuleType):
+                    break
+                following = self._attribute(found, attribute)
+                if not is_own_module(found) and not _is_of_the_program(following):
+                    if isinstance(following, type) and _patches(following):
+                        self._step(f"global {name}.{attribute}: ", following)
+                    break
+                if following is _NOTHING:
+                    self._add(f"missing {attribute}")
+                    return
+                self._by_name = found.__name__ not in _by_value()
+                name, found = f"{name}.{attribute}", following
+                self._add(name)
+            self._value_node(f"global {name}", found)
+        finally:
+            self._by_name = by_name
+
+    def _attribute(self, module: types.ModuleType, name: str) -> Any:
+        """An attribute of a module, which may make it when it is asked for."""
+        found = vars(module).get(name, _NOTHING)
+        self._watch(_name_in, (vars(module), name))
+        plain = type(module) is types.ModuleType
+        if (found is not _NOTHING and plain) or not is_own_module(module):
+            return found
+        if not plain:
+            self._add(type(module))
+        elif (made_by := vars(module).get("__getattr__")) is not None:
+            self._value_node("global __getattr__", made_by)
+        else:
+            return found
+        try:
+            return getattr(module, name, _NOTHING)
+        except Exception as error:  # code of the user's
+            self._add(f"fails {type(error).__name__}")
+            return _NOTHING
 
     def _imported(self, module: str, level: int, names: tuple[str, ...], scope: Mapping[str, Any]) -> None:
         """An import inside of a function: of an installed package, or of a module of the program's."""
@@ -533,7 +706,7 @@ class Canonical:
                 self._add(f"missing {module}")
                 return
         self._add(f"import {module}")
-        loaded = sys.modules.get(module)
+        loaded: Any = sys.modules.get(module)
         if loaded is None:
             try:
                 if importlib.util.find_spec(module) is None:
@@ -543,17 +716,28 @@ class Canonical:
             except Exception as error:  # the program's own code runs
                 self._add(f"fails {type(error).__name__}")
                 return
+        if not isinstance(loaded, types.ModuleType):  # one that has put an object in its place
+            self._value_node(f"global {module}", loaded)
+            return
         if not is_own_module(loaded):
             self._named(b"M", module, "")
             return
-        for name in names:
-            found = vars(loaded).get(name, _NOTHING)
-            if found is _NOTHING:
-                found = sys.modules.get(f"{module}.{name}", _NOTHING)
-            self._chain(f"{module.rpartition('.')[2]}.{name}", None if found is _NOTHING else found, ())
-        if not names:
-            self._own_module(sys.modules[module.partition(".")[0]])
+        if names == (_WHOLE,) or not names:
+            if not names and "." in module:  # `import a.b` binds `a`
+                self._step("", sys.modules[module.partition(".")[0]])
             self._own_module(loaded)
+            return
+        for name in names:
+            found = self._attribute(loaded, name)
+            if found is _NOTHING:
+                found = self._submodule(f"{module}.{name}")
+            self._chain(f"{module.rpartition('.')[2]}.{name}", found, ())
+
+    def _submodule(self, module: str) -> types.ModuleType | None:
+        with contextlib.suppress(Exception):  # the program's own code runs
+            if importlib.util.find_spec(module) is not None:
+                return importlib.import_module(module)
+        return None
 
     def _own_module(self, module: types.ModuleType) -> None:
         """A module of the program's that is used as a value: everything in it counts."""
@@ -561,11 +745,14 @@ class Canonical:
         if known is not None:
             self._parts.append(known)
             return
+        self._watched = None
         self._node(f"module {module.__name__.rpartition('.')[2]}", module, lambda: self._module_content(module))
 
     def _module_content(self, module: types.ModuleType) -> None:
+        if type(module) is not types.ModuleType:
+            self._add(type(module))
         for name, found in sorted(vars(module).items()):
-            if name.startswith("__") and name != "__all__":
+            if name in _OF_MODULE:
                 continue
             if isinstance(found, types.ModuleType):
                 self._add(name)
@@ -581,11 +768,18 @@ class Canonical:
         module = value.__module__ if isinstance(value.__module__, str) else "builtins"
         if not is_own_module(module):
             self._named(b"K", module, value.__qualname__)
+            for name, item in _patches(value) if self._here else ():
+                self._add(name)
+                self._add(item)
+            return
+        if self._classes is not None:
+            self._parts.append(b"c" + self._classes.mark(value))
             return
         known = self._memo.get(id(value))
         if known is not None:
             self._parts.append(known)
             return
+        self._watch(vars(value).values, ())
         self._node(f"class {value.__qualname__}", value, lambda: self._whole_class(value))
 
     def _whole_class(self, value: type) -> None:
@@ -595,35 +789,69 @@ class Canonical:
         self._items(b"t", value.__bases__)
         if issubclass(value, enum.Enum):
             members = set(value.__members__)
+            by_name = _is_found_by_name(value)
             for name, member in value.__members__.items():
                 self._add(name)
                 self._step(f".{name}", member._value_)
+                for attribute, item in vars(member).items() if by_name else ():
+                    if attribute not in _OF_MEMBER:
+                        self._add(attribute)
+                        self._step(f".{name}.{attribute}", item)
         else:
             members = set()
+        if _is_found_by_name(value):  # else a worker has them sorted
+            self._items(b"t", [name for name, item in vars(value).items() if name[:2] != "__" and not callable(item)])
+        if type(value) is not type:
+            self._stored(value, (type, object))
+        if "_abc_impl" in vars(value):
+            registered = (found() for found in _abc_dump(value)[0])
+            for kind in sorted((kind for kind in registered if kind is not None), key=_rank):
+                self._add(kind)
         for name, item in sorted(vars(value).items()):
             if name in _DROPPED or name in members or (name in _OF_ENUM and issubclass(value, enum.Enum)):
                 continue
+            if type(item) is types.MemberDescriptorType or (name == "__hash__" and _is_hash_of_attrs(item)):
+                continue  # it follows from `__slots__`, or from the fields
             self._add(name)
+            watched = self._watched
             self._step(f"{value.__qualname__}.{name}: ", _Attribute(item) if name == "__slots__" else item)
+            if name[:2] == "__" or name in _OF_ENUM:  # what made the class has written it, and nobody does later
+                self._watched = watched
+
+    def _stored(self, value: Any, known: Sequence[type] = ()) -> None:
+        """Add the attributes that a class, or an object of a class, has that is written in C."""
+        for base in type(value).__mro__:
+            for name, item in sorted(vars(base).items()) if base not in known else ():
+                if type(item) not in _STORED or name in _DROPPED:
+                    continue
+                self._add(name)
+                found = getattr(value, name, None)
+                try:
+                    self._parts.append(self.of(found))
+                except NoCanonicalFormError:
+                    self._add(type(found))
+                    if not known:
+                        raise
+                    self._stored(found)
 
     def _code(self, code: types.CodeType) -> None:
-        """Add the instructions of a function, without the place where it was written."""
-        docstring = _unused_docstring(code)
+        """Add the instructions of a function, without the place where it was written and without its docstring."""
+        steps, used = _instructions(code)
         self._items(
             b"t",
             (
-                code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags,
-                code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
+                code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & ~_HAS_DOCSTRING,
+                steps, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars,
                 getattr(code, "co_exceptiontable", b""),
             ),
         )  # fmt: skip
-        self._parts.append(len(code.co_consts).to_bytes(4, "little"))
-        for index, constant in enumerate(code.co_consts):
+        self._parts.append(len(used).to_bytes(4, "little"))
+        for index in used:
+            constant = code.co_consts[index]
             if isinstance(constant, types.CodeType):
                 self._add(constant.co_name)
                 self._code(constant)
-            elif index == 0 and docstring:
-                self._parts.append(b"doc")
+                self._add(_docstring(constant))
             else:
                 self._add(constant)
 
@@ -635,15 +863,15 @@ class Canonical:
             self._add(value)
 
     def _wrapped(self, value: Any) -> None:
-        self._remember(value)
+        self._remember(value, steady=True)
         self._pair(b"w", type(value).__name__, value.__func__)
 
     def _property(self, value: property) -> None:
-        self._remember(value)
+        self._remember(value, steady=True)
         self._pair(b"q", value.fget, value.fset, value.fdel)
 
     def _cached_property(self, value: Any) -> None:
-        self._remember(value)
+        self._remember(value, steady=True)
         self._pair(b"Q", value.func, value.attrname)
 
     def _method(self, value: types.MethodType) -> None:
@@ -681,7 +909,7 @@ class Canonical:
             self._add(owner)
 
     def _cached(self, value: Any) -> None:
-        self._remember(value)
+        self._remember(value, steady=True)
         self._pair(b"C", value.__wrapped__, value.cache_parameters())
 
     def _ref(self, value: Any) -> None:
@@ -695,6 +923,18 @@ class Canonical:
 
     def _refused(self, value: Any) -> None:
         raise NoCanonicalFormError(f"a {_class_name(type(value))}, which has no canonical form")
+
+    def _type_variable(self, value: Any) -> None:
+        self._remember(value)
+        form = [getattr(value, f"__{name}__", None) for name in ("name", "bound", "covariant", "contravariant")]
+        self._pair(b"V", type(value).__name__, *form, getattr(value, "__constraints__", None))
+
+    def _struct(self, value: struct.Struct) -> None:
+        self._pair(b"<", value.format)
+
+    def _environ(self, value: Any) -> None:
+        """The environment is not covered."""
+        self._named(b"m", "os", "environ")
 
     def _pattern(self, value: re.Pattern[Any]) -> None:
         self._pair(b"/", value.pattern, value.flags)
@@ -746,6 +986,10 @@ _ADDERS: dict[type, Adder] = {
     functools.cached_property: Canonical._cached_property,
     functools._lru_cache_wrapper: Canonical._cached,
     re.Pattern: Canonical._pattern,
+    struct.Struct: Canonical._struct,
+    type(os.environ): Canonical._environ,
+    typing.TypeVar: Canonical._type_variable,
+    typing.ParamSpec: Canonical._type_variable,
     datetime.date: Canonical._date,
     datetime.timedelta: Canonical._date,
     _Attribute: lambda made, value: made._items(b"t", value.names),
@@ -754,6 +998,69 @@ _ADDERS: dict[type, Adder] = {
     types.FrameType: Canonical._refused,
     types.TracebackType: Canonical._refused,
 }
+
+
+_DESCRIPTORS: dict[type, Adder] = {
+    property: Canonical._property,
+    staticmethod: Canonical._wrapped,
+    classmethod: Canonical._wrapped,
+    functools.cached_property: Canonical._cached_property,
+}
+"""For their subclasses."""
+
+
+class ClassMarks:
+    """Digests of classes that are met again and again. A class is described anew when anything in it, or that it
+    names, is another object than it was; and each time, where it holds what can change unseen, such as a list."""
+
+    def __init__(self) -> None:
+        self._known: dict[type, tuple[bytes, list[tuple[Any, ...]]]] = {}
+
+    def mark(self, kind: type) -> bytes:
+        """The digest of a class of the program's.
+
+        Raises:
+            NoCanonicalFormError: a part of it has no canonical form.
+        """
+        mark, watched = self._known.get(kind, (b"", ()))
+        if mark and _is_unchanged(watched):
+            return mark
+        form = Canonical()
+        watching: list[tuple[Any, ...]] = []
+        form._watched = watching
+        mark = form.digest_of(kind)
+        if form._watched is watching:
+            if len(self._known) >= _MOST_CLASSES:
+                self._known.clear()
+            self._known[kind] = mark, watching
+        return mark
+
+
+_MOST_CLASSES = 1000
+
+
+def _is_unchanged(watched: Iterable[tuple[Any, ...]]) -> bool:
+    for read, arguments, before in watched:
+        now = tuple(read(*arguments))
+        if len(now) != len(before) or not all(map(operator.is_, now, before)):
+            return False
+    return True
+
+
+def _content_of_function(function: types.FunctionType) -> Iterable[Any]:
+    yield function.__code__
+    yield function.__defaults__
+    yield function.__kwdefaults__
+    yield from function.__dict__.values()
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:
+            yield None
+
+
+def _name_in(scope: Mapping[str, Any], name: str) -> Iterable[Any]:
+    yield scope.get(name, _NOTHING)
 
 
 def register(kind: type, adder: Adder) -> None:
@@ -779,6 +1086,8 @@ def _special(kind: type, value: Any) -> Adder | None:
         return Canonical._array
     if module == "hpcray":
         return _OURS.get(kind.__name__)
+    if module == "_ctypes" and kind.__name__ == "CField":
+        return Canonical._constant
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return Canonical._tensor
@@ -807,54 +1116,166 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _unused_docstring(code: types.CodeType) -> bool:
-    """Return True if the first constant of a function is its docstring and nothing else."""
-    consts = code.co_consts
-    if not consts or not isinstance(consts[0], str):
+def _rank(item: Any) -> tuple[str, str, str]:
+    """An order of values that is the same in each process, as far as their names say what they are."""
+    kind = type(item)
+    named = item if isinstance(item, (type, types.FunctionType)) else kind
+    text = item.name if isinstance(item, enum.Enum) else item if kind is str else ""
+    return getattr(named, "__module__", "") or "", getattr(named, "__qualname__", ""), str(text)
+
+
+def _pickles_itself(kind: type) -> bool:
+    """Return True if a class of the program's says itself what its pickle holds."""
+    return any(
+        name in vars(base)
+        for base in kind.__mro__[:-1]
+        if is_own_module(base.__module__)
+        for name in (*_PICKLING, "items", "__iter__")
+    )
+
+
+def _patches(kind: type) -> list[tuple[str, Any]]:
+    """Functions of the program's that it has put into a class of a package."""
+    return [
+        (name, item)
+        for name, item in vars(kind).items()
+        if isinstance(item, types.FunctionType) and _is_of_the_program(item)
+    ]
+
+
+def _raw_state(value: Any) -> list[tuple[str, Any]]:
+    """Attributes of an object, and its content where it is a container."""
+    found = [*getattr(value, "__dict__", {}).items()]
+    for base in type(value).__mro__:
+        for name, item in vars(base).items():
+            if isinstance(item, types.MemberDescriptorType) and is_own_module(base.__module__):
+                with contextlib.suppress(AttributeError):
+                    found.append((name, item.__get__(value)))
+    if isinstance(value, dict):
+        found.append(("*", [*dict.items(value)]))
+    elif isinstance(value, list):
+        found.append(("*", [*list.__iter__(value)]))
+    elif isinstance(value, set):
+        found.append(("*", {*set.__iter__(value)}))
+    return found
+
+
+def _by_value() -> set[str]:
+    """The modules whose functions and classes travel to workers by value."""
+    return {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+
+
+def _is_found_by_name(value: types.FunctionType | type) -> bool:
+    """Return True if a worker imports a function or class, and has the globals of its module there."""
+    module = sys.modules.get(value.__module__ or "")
+    if not isinstance(module, types.ModuleType) or module.__name__ in _by_value():
         return False
-    if "__doc__" in code.co_names or not code.co_flags & 2:  # CO_NEWLOCALS: a function, not a module
+    if isinstance(value, types.FunctionType) and vars(module) is not value.__globals__:
         return False
-    return not any(step.opcode in dis.hasconst and step.arg == 0 for step in dis.get_instructions(code))
+    found: Any = module
+    for name in value.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is value or getattr(found, "__func__", None) is value
+
+
+def _module_of(function: types.FunctionType) -> str | None:
+    """The module in which a function was made; that of generated code may know by its class only."""
+    name = function.__globals__.get("__name__") or function.__module__
+    return name if isinstance(name, str) else None
+
+
+def _is_of_the_program(value: Any) -> bool:
+    """Return True for a function, a class or an object of a class that the user has written."""
+    if isinstance(value, types.FunctionType):
+        module = _module_of(value)
+        return module is not None and is_own_file(value.__code__.co_filename, module)
+    kind = value if isinstance(value, type) else type(value)
+    return not issubclass(kind, types.ModuleType) and is_own_module(kind.__module__)
+
+
+def _is_hash_of_attrs(item: Any) -> bool:
+    """Return True for a method that follows from the attributes of a class, with a number of its process in it."""
+    return isinstance(item, types.FunctionType) and item.__code__.co_filename.startswith("<attrs generated")
+
+
+def _undocumented(function: Any) -> frozenset[int]:
+    """The functions that a durable function consists of, by id, if none of them reads a docstring; else none."""
+    chain = []
+    while isinstance(function, types.FunctionType):
+        own = is_own_file(function.__code__.co_filename, _module_of(function))
+        if not own or "__doc__" in function.__code__.co_names:
+            return frozenset()
+        chain.append(id(function))
+        function = vars(function).get("__wrapped__")
+    return frozenset(chain)
+
+
+def _docstring(code: types.CodeType) -> str | None:
+    """The docstring of a function; any other text that comes first will do as well."""
+    first = code.co_consts[0] if code.co_consts else None
+    return first if isinstance(first, str) else None
+
+
+_HAS_DOCSTRING = 0x4000000
+_WITH_CONSTANT = frozenset(dis.hasconst)
+
+
+def _instructions(code: types.CodeType) -> tuple[bytes, list[int]]:
+    """The instructions of code, with constants numbered as they are used, and the index of each of those.
+
+    A constant that is not used, such as a docstring, leaves no trace.
+    """
+    raw, steps = code.co_code, bytearray()
+    used: dict[int, int] = {}
+    high = 0
+    for at in range(0, len(raw), 2):
+        operation, argument = raw[at], raw[at + 1] | high
+        if operation == dis.EXTENDED_ARG:
+            high = argument << 8
+            continue
+        high = 0
+        if operation in _WITH_CONSTANT:
+            argument = used.setdefault(argument, len(used))
+        steps.append(operation)
+        steps += (argument & 0xFFFFFFFF).to_bytes(4, "little")
+    return bytes(steps), list(used)
+
+
+_IGNORED = frozenset({"CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "NOP", "RESUME", "NOT_TAKEN"})
+_WHOLE = "*"
+_abc_dump: Callable[[type], Any] = vars(importlib.import_module("_abc"))["_get_dump"]
+"""Returns the tables of an abstract class; the first is a set of weak references to the registered classes."""
+_STORED = frozenset({types.MemberDescriptorType, types.GetSetDescriptorType})
+"""Kinds of attributes with which metaclasses that are written in C describe a class."""
 
 
 def _chains(code: types.CodeType) -> Iterator[tuple[str, ...]]:
     """Yield each name that code reads: a global with the attributes that follow it; for an import "import", the module,
-    its level and the names."""
+    its level and the names, where "*" is the whole module."""
     chain: list[str] = []
     constants: list[Any] = [None, None]
-    imported: list[str] = []
-    for step in dis.get_instructions(code):
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _IGNORED]
+    for index, step in enumerate(steps):
         name = step.opname
-        if name in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "PRECALL", "NOP", "RESUME"):
-            continue
         if chain and name in _ATTRIBUTES:
             chain.append(str(step.argval))
             continue
         if chain:
             yield tuple(chain)
             chain = []
-        if imported and name == "IMPORT_FROM":
-            imported.append(str(step.argval))
-            continue
-        if imported and not name.startswith(("STORE_", "POP_TOP")):
-            yield tuple(imported)
-            imported = []
         if name in _LOADS:
             chain = [str(step.argval)]
         elif name in _CLOSURE_LOADS:
             chain = [_OF_CLOSURE + str(step.argval)]
         elif name == "IMPORT_NAME":
-            level = constants[-2] if isinstance(constants[-2], int) else 0
-            imported = ["import", str(step.argval), str(level)]
-        elif step.opcode in dis.hasconst or name == "LOAD_SMALL_INT":
+            level, names = constants
+            bound = index + 1 < len(steps) and steps[index + 1].opname == "IMPORT_FROM"  # import a.b as c
+            names = names if isinstance(names, tuple) else (_WHOLE,) if bound else ()
+            yield ("import", str(step.argval), str(level if isinstance(level, int) else 0), *map(str, names))
+        elif step.opcode in _WITH_CONSTANT or name == "LOAD_SMALL_INT":
             constants = [constants[-1], step.argval]
-        if name.startswith("STORE_") and imported and len(imported) == 3:
-            yield tuple(imported)
-            imported = []
     if chain:
         yield tuple(chain)
-    if imported:
-        yield tuple(imported)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _chains(constant)
@@ -908,7 +1329,9 @@ def is_own_file(file: str, module: str | None = None) -> bool:
 @functools.lru_cache(1 << 14)
 def _is_own(file: str, module: str | None) -> bool:
     place = _place(file)
-    return place == "own" or (place == "package" and not provenance((module or "").partition(".")[0]))
+    if place == "own":
+        return not (module and _beside(file, module))
+    return place == "package" and not provenance((module or "").partition(".")[0])
 
 
 def is_own_module(module: types.ModuleType | str | None) -> bool:
@@ -940,7 +1363,30 @@ def _provenance(name: str, file: str | None) -> str:
         return version
     if place == "hpcray":
         return f"hpcray {_own_version()}"
-    return _distributions(top) if place == "package" else ""
+    return _distributions(top) if place == "package" else _beside(file, name)
+
+
+def _beside(file: str, module: str) -> str:
+    """The distribution whose record, in the same directory, names a file of a module, and its version; "" for none.
+
+    `pip install --target` leaves such directories. What is installed for editing has no record there.
+    """
+    root = file
+    for _ in range(module.count(".") + 1 + os.path.basename(file).startswith("__init__.")):
+        root = os.path.dirname(root)
+    return _recorded(root).get(os.path.relpath(file, root), "") if root else ""
+
+
+@functools.cache
+def _recorded(root: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(root):
+            if name.endswith(".dist-info"):
+                one = importlib.metadata.PathDistribution(pathlib.Path(root, name))
+                version = f"{one.metadata['Name']} {_whole_version(one)}"
+                found.update((str(path), version) for path in one.files or () if path.hash is not None)
+    return found
 
 
 @functools.cache
@@ -957,11 +1403,23 @@ def _distributions(top: str) -> str:
     try:  # nearly all are named as their module is; the list of all takes half a second
         found = importlib.metadata.distribution(top)
         if any(str(path).startswith((f"{top}/", f"{top}.")) for path in (found.files or ())[:2000]):
-            return f"{top} {found.version}"
+            return f"{top} {_whole_version(found)}"
     except importlib.metadata.PackageNotFoundError:
         pass
     names = _all_distributions().get(top, ())
-    return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(set(names)))
+    return ", ".join(f"{name} {_whole_version(importlib.metadata.distribution(name))}" for name in sorted(set(names)))
+
+
+def _whole_version(found: importlib.metadata.Distribution) -> str:
+    """The version of a distribution. One that was installed from a directory or a repository often has the same again
+    after an edit: there the files count too."""
+    if found.read_text("direct_url.json") is None:
+        return str(found.version)
+    made = hashlib.sha256()
+    for path in sorted(found.files or (), key=str):
+        if path.hash is not None and ".dist-info/" not in str(path):
+            made.update(f"{path}\0{path.hash.value}\0".encode())
+    return f"{found.version}+{made.hexdigest()[:16]}"
 
 
 @functools.cache

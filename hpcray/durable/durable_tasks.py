@@ -8,6 +8,7 @@ it has the arguments.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import inspect
 import math
@@ -16,6 +17,8 @@ import random
 import sys
 import threading
 import time
+import types
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -27,14 +30,24 @@ from hpcray.common.ids import PUT_INDEX, owner_of
 from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.object_entry import INLINE, PENDING
 from hpcray.durable import DurableOptions
-from hpcray.durable.canonical import Canonical, NoCanonicalFormError, digest
+from hpcray.durable.canonical import (
+    Canonical,
+    ClassMarks,
+    NoCanonicalFormError,
+    NotYetError,
+    digest,
+    is_plain,
+    plain_form,
+)
 from hpcray.durable.kept_values import (
     KeptValue,
     NotKeptError,
     Token,
+    UnprovedValue,
     decode_token,
     encode_token,
     is_current,
+    unproved,
     values_digest,
 )
 from hpcray.durable.result_store import (
@@ -65,9 +78,9 @@ from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.extensions import Extension
 from hpcray.runtime.core_worker.object_refs import ObjectRef, new_ref
 
-LATE, LOAD, VERIFY, REPLAY = 1, 2, 4, 8
+LATE, LOAD, VERIFY, REPLAY, UNPROVED = 1, 2, 4, 8, 16
 """Flags of a token: the worker makes the key; it reads the result that was found; it computes that again, to compare;
-it yields the items that were found."""
+it yields the items that were found; it has something else than the key says, so that nothing is kept."""
 _INSTALLING = frozenset({"pip", "uv", "conda", "py_executable", "image_uri", "container"})
 """Fields of a runtime_env with which a worker may have other packages than its submitter."""
 _SHOWN = 48
@@ -97,10 +110,6 @@ class Trouble(msgspec.Struct, tag=0):
 
     about: str
     text: str
-
-
-class _LateKeyError(Exception):
-    """A key depends on a value that does not exist yet."""
 
 
 class Submitting(Protocol):
@@ -133,7 +142,7 @@ class DurableTasks(Extension):
         self.lock = threading.Lock()
         self._keys: dict[bytes, bytes] = {}
         self._contents: dict[bytes, bytes] = {}
-        self._submitted: dict[bytes, tuple[bytes, float]] = {}
+        self._submitted: dict[bytes, tuple[Sequence[weakref.ref[ObjectRef[Any]]], bytes, float]] = {}
         self._current: dict[tuple[str, str], tuple[Any, bytes]] = {}
         self._told: set[str] = set()
         self._looked = time.monotonic()
@@ -201,20 +210,20 @@ class DurableTasks(Extension):
         """Return the bytes that stand for a ref in a key.
 
         Raises:
-            _LateKeyError: only its value can, which may not exist yet.
+            NotYetError: only its value can, which may not exist yet.
         """
         known = self._keys.get(ref._id)
         if known is not None:
             return b"K" + known
         if ref._id[-3:] == PUT_INDEX:
             return b"P" + self._content_of(ref)
-        raise _LateKeyError
+        raise NotYetError
 
     def content_key(self, ref: ObjectRef[Any]) -> bytes:
         """The same in a worker, which may wait for the value."""
         try:
             return self.ref_key(ref)
-        except _LateKeyError:
+        except NotYetError:
             return b"P" + self._content_of(ref)
 
     def _content_of(self, ref: ObjectRef[Any]) -> bytes:
@@ -261,7 +270,7 @@ class DurableTasks(Extension):
     def _just_written(self, key: bytes, store: ResultStore) -> RecordPlace | None:
         """Look for the result of a call that this process has made before. If that has just ended, its worker may not
         have written the result yet."""
-        object_id, since = self._submitted[key]
+        _, object_id, since = self._submitted[key]
         entry = self.process.table.entries.get(object_id)
         failed = entry is not None and entry.state == INLINE and is_error(entry.value)
         pending = entry is not None and entry.state == PENDING
@@ -305,13 +314,27 @@ class DurableTasks(Extension):
         Raises:
             TypeError: an argument has no canonical form.
         """
-        plan.check_inputs()
+        files = plan.files_of(args, kwargs)
+        built_on: list[bytes] = []
+
+        def ref_key(ref: ObjectRef[Any]) -> bytes:
+            mark = self.ref_key(ref)
+            if mark[:1] == b"K":
+                built_on.append(mark[1:33])
+            return mark
+
         try:
-            key, shown = plan.key_of(self.ref_key, args, kwargs)
-        except _LateKeyError:
+            key, shown = plan.key_of(ref_key, args, kwargs, files[1])
+        except NotYetError:
             self.computed += 1
-            token = Token(b"", LATE, refs=plan.known_refs(self, args, kwargs))
+            refs = plan.known_refs(self, args, kwargs)
+            built_on = [mark[1:33] for _, mark in refs if mark[:1] == b"K"]
+            token = Token(b"", LATE, refs=refs, built_on=built_on, files=files)
             return plan.plain.remote(encode_token(token), *args, **kwargs)
+        if key in self._submitted and (running := self._in_flight(key)):
+            self._count_found(plan.name)
+            same = plan.shared().remote(key, *running)
+            return self.remember(same, key) if plan.lifetime == math.inf else same
         place = self.look(STREAM_KEY + key[1:] if plan.stream else key)
         flags, where = 0, None
         if place is not None and time.time() - place.time < plan.lifetime:
@@ -338,14 +361,21 @@ class DurableTasks(Extension):
         if self.process.config.durable_dry_run:
             return self._left_out(plan)
         plan.describe(self)
-        token = Token(key, flags, where if flags else None, shown)
+        token = Token(key, flags, where if flags else None, shown, (), built_on, files)
         made = plan.plain.remote(encode_token(token), *args, **kwargs)
-        first = made[0] if isinstance(made, list) else made
-        if type(first) is ObjectRef:
+        returned: list[Any] = made if isinstance(made, list) else [made]
+        if returned and type(returned[0]) is ObjectRef:
             if len(self._submitted) > _MOST_SUBMITTED:
                 self._submitted.clear()
-            self._submitted[key] = first._id, time.monotonic()
+            self._submitted[key] = tuple(map(weakref.ref, returned)), returned[0]._id, time.monotonic()
         return self.remember(made, key) if plan.lifetime == math.inf and not plan.stream else made
+
+    def _in_flight(self, key: bytes) -> list[ObjectRef[Any]]:
+        """The refs of a call with the same key that has not ended yet; none where there is no such call any more."""
+        refs = [ref for known in self._submitted[key][0] if (ref := known()) is not None]
+        entries = self.process.table.entries
+        pending = [entry for ref in refs if (entry := entries.get(ref._id)) is not None and entry.state == PENDING]
+        return refs if len(pending) == len(self._submitted[key][0]) else []
 
     def _made_of(self, plan: DurableFunction, key: bytes, place: RecordPlace) -> Any:
         """Make objects of a small result that was found; None if it is of no use."""
@@ -458,85 +488,114 @@ def _bounded(table: dict[bytes, bytes]) -> dict[bytes, bytes]:
 class Parameters:
     """The parameters of a function, as far as keys are concerned.
 
+    They are those of the callable itself: a decorator may see whether an argument was given by its name.
+
     Attributes:
         names: of positional ones. ignored: those that are no part of a key.
     """
 
     def __init__(self, function: Callable[..., Any], ignored: Sequence[str], form: Canonical) -> None:
+        self.ignored = frozenset(ignored)
+        self.names: Sequence[str] = ()
+        self._keyword_only: Sequence[str] = ()
+        self._classes = ClassMarks()
+        self._only_positional = 0
+        self._defaults: dict[str, bytes] = {}
+        if type(function) is types.FunctionType:
+            code = function.__code__
+            count, last = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+            self.names, self._keyword_only = code.co_varnames[:count], code.co_varnames[count:last]
+            self._only_positional = code.co_posonlyargcount
+            defaults = function.__defaults__ or ()
+            given = {
+                **dict(zip(self.names[count - len(defaults) :], defaults, strict=True)),
+                **(function.__kwdefaults__ or {}),
+            }
+            self._defaults = {
+                name: Canonical().of(value) if type(value) in _SCALARS else b"default" for name, value in given.items()
+            }
+        self._by_keyword = frozenset((*self.names[self._only_positional :], *self._keyword_only))
+        self._further = self._ignored_places(function) if ignored else frozenset()
+
+    def _ignored_places(self, function: Callable[..., Any]) -> frozenset[int]:
+        """Places of ignored arguments among those that a decorator hands on.
+
+        Raises:
+            ValueError: there is no parameter of such a name.
+        """
         try:
             found = list(inspect.signature(function).parameters.values())
         except (TypeError, ValueError):
-            found = [inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)]
-        self.names = [p.name for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-        self._keyword_only = [p.name for p in found if p.kind is p.KEYWORD_ONLY]
-        self.ignored = frozenset(ignored)
-        known = {p.name for p in found}
-        unknown = sorted(self.ignored - known)
+            return frozenset()
+        unknown = sorted(self.ignored - {p.name for p in found} - set(self.names))
         if unknown and not any(p.kind is p.VAR_KEYWORD for p in found):
             raise ValueError(f"DurableOptions: ignore names {', '.join(unknown)}, which are no parameters")
-        self._defaults: dict[str, bytes] = {}
-        for parameter in found:
-            if parameter.default is not parameter.empty:
-                self._defaults[parameter.name] = (
-                    Canonical().of(parameter.default) if _is_plain(parameter.default) else b"default"
-                )
+        return frozenset(
+            place
+            for place, p in enumerate(found)
+            if p.name in self.ignored and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        )
 
     def contents(
         self, ref_key: Callable[[Any], bytes], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[list[tuple[str, bytes]], list[bytes]]:
-        """Return name and canonical bytes of each argument, and the digests of the classes among them.
+        """Return name and canonical bytes of each argument, and the digests of the functions and classes among them.
 
         Raises:
             NoCanonicalFormError: an argument has none.
         """
         names, ignored, defaults = self.names, self.ignored, self._defaults
-        form = Canonical(ref_key)
-        found: list[tuple[str, bytes]] = []
         count = len(args)
+        given: list[tuple[str, Any]] = []
         for index, name in enumerate(names):
-            if index < count:
-                value = args[index]
-            elif name in kwargs:
-                value = kwargs[name]
-            else:
-                if name not in ignored:
-                    found.append((name, defaults.get(name, b"missing")))
+            if name in ignored:
                 continue
-            if name not in ignored:
-                try:
-                    found.append((name, form.of(value)))
-                except NoCanonicalFormError as error:
-                    raise error.at(f"the argument {name}") from None
+            if index < count:
+                given.append((name, args[index]))
+            elif name in kwargs and index >= self._only_positional:
+                given.append((name, kwargs[name]))
+            else:
+                given.append((name, _DEFAULT))
         for index in range(len(names), count):
-            try:
-                found.append((f"*{index}", form.of(args[index])))
-            except NoCanonicalFormError as error:
-                raise error.at(f"the argument {index}") from None
-        if kwargs or self._keyword_only:
-            for name in self._keyword_only:
-                if name not in kwargs and name not in ignored:
+            if index not in self._further:
+                given.append((f"*{index}", args[index]))
+        for name in self._keyword_only:
+            if name not in ignored:
+                given.append((name, kwargs.get(name, _DEFAULT)))
+        for name in kwargs:
+            if name not in ignored and name not in self._by_keyword:
+                given.append((f"**{name}" if name in names else name, kwargs[name]))
+        form = Canonical(ref_key, self._classes)
+        many = [value for _, value in given if value is not _DEFAULT and type(value) not in _SCALARS]
+        of_many = plain_form if many and is_plain(many) else form.of
+        found: list[tuple[str, bytes]] = []
+        name = ""
+        try:
+            for name, value in given:
+                if value is _DEFAULT:
                     found.append((name, defaults.get(name, b"missing")))
-            for name, value in sorted(kwargs.items()) if self._keyword_only else kwargs.items():
-                if name not in ignored and name not in names:
-                    try:
-                        found.append((name, form.of(value)))
-                    except NoCanonicalFormError as error:
-                        raise error.at(f"the argument {name}") from None
+                else:
+                    found.append((name, form.of(value) if type(value) in _SCALARS else of_many(value)))
+        except NoCanonicalFormError as error:
+            raise error.at(f"the argument {name.lstrip('*')}") from None
+        except ValueError:
+            raise NoCanonicalFormError("nested too deeply, so it has no canonical form").at(
+                f"the argument {name.lstrip('*')}"
+            ) from None
         marks = [mark for node in form.finished() for mark in (node.label.encode(), node.digest)] if form.nodes else []
         return found, marks
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in (int, float, str, bytes, bool, type(None))
+_DEFAULT = object()
+_SCALARS = frozenset({int, float, bool, type(None), str, bytes})
 
 
 def make_key(base: bytes, contents: Sequence[tuple[str, bytes]], marks: Sequence[bytes]) -> bytes:
     """The key of a call. Its first byte is never that of a stream's end."""
     parts = [base]
     for name, content in contents:
-        parts.append(len(content).to_bytes(8, "little"))
-        parts.append(name.encode())
-        parts.append(b"\0")
+        parts.append(len(content).to_bytes(8, "little") + len(name).to_bytes(4, "little"))
+        parts.append(name.encode("utf-8", "surrogatepass"))
         parts.append(content)
     parts.extend(marks)
     made = hashlib.blake2b(b"".join(parts), digest_size=32).digest()
@@ -558,7 +617,7 @@ def function_parts(function: Callable[..., Any], ref_key: Callable[[Any], bytes]
         NoCanonicalFormError: a part has no canonical form.
     """
     form = Canonical(ref_key)
-    content = form.of(function)
+    content = form.of_function(function)
     return [("the function itself", digest(content)), *((node.label, node.digest) for node in form.finished())]
 
 
@@ -568,7 +627,7 @@ class DurableFunction:
     Args:
         extension: of this process. function: of the user. given: options of the remote function.
         environment: its runtime_env as keys see it. make: makes a remote function, which is not durable, of another
-            function.
+            function; True: one that needs no resources.
 
     Attributes:
         plain: the remote function that runs in workers. stream: it yields. num_returns: -1 where it does.
@@ -584,16 +643,15 @@ class DurableFunction:
         options: DurableOptions,
         num_returns: int,
         environment: Mapping[str, Any],
-        make: Callable[[KeptCallable], Submitting],
+        make: Callable[[Any, bool], Submitting],
     ) -> None:
         self.name: str = options.name or getattr(function, "__name__", type(function).__name__)
         self.stream = num_returns < 0
         self.num_returns = num_returns
         self.lifetime, self.errors = options.lifetime, options.errors
-        self._options = options
-        self._inputs: tuple[Any, ...] = ()
-        self._input_digest = b""
         self._described = False
+        self._files = InputFiles(function, options.inputs)
+        self._options = options = dataclasses.replace(options, inputs=self._files.names)
         try:
             self._parts = function_parts(function, extension.content_key)
             self.parameters = Parameters(function, options.ignore, Canonical())
@@ -607,16 +665,6 @@ class DurableFunction:
         except NoCanonicalFormError as error:
             raise TypeError(f"the durable function {self.name} has no key: its runtime_env{error}") from None
         self.installs = bool(_INSTALLING & set(environment))
-        self._function = function
-        self._make = make
-        self.base = b""
-        self.plain: Submitting
-        self.check_inputs()
-        if not self.base:
-            self._set_base()
-
-    def _set_base(self) -> None:
-        options = self._options
         self._settings = [
             ("python", f"{sys.implementation.name} {sys.version_info.major}.{sys.version_info.minor}"),
             ("name", options.name),
@@ -624,40 +672,40 @@ class DurableFunction:
             ("num_returns", str(self.num_returns)),
             ("ignore", ", ".join(sorted(options.ignore))),
             ("runtime_env", self._environment.hex()[:16]),
-            ("inputs", self._input_digest.hex()[:16]),
         ]
-        self.base = digest(
+        self.base: bytes = digest(
             _VERSION,
             *(part for label, mark in self._parts for part in (label.encode(), mark)),
             *(part.encode() for pair in self._settings for part in pair),
             self._environment,
-            self._input_digest,
         )
         parts = None if self.installs else tuple(self._parts)
         kind: type[KeptCallable] = KeptGenerator if self.stream else KeptFunction
-        self.plain = self._make(kind(self._function, self.base, parts, self._options, self.num_returns))
-        self._described = False
+        self.plain: Submitting = make(kind(function, self.base, parts, options, num_returns), False)
+        self._make = make
+        self._shared: Submitting | None = None
 
-    def check_inputs(self) -> None:
-        """Look whether the files that the function reads are still what they were.
+    def shared(self) -> Submitting:
+        """The remote function that hands on what another call with the same key returns."""
+        if self._shared is None:
+            self._shared = self._make(SharedResult(self.name, self.num_returns), True)
+        return self._shared
+
+    def files_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, bytes]:
+        """States and content of the files that a call reads, as they are now; nothing where there are none.
 
         Raises:
             FileNotFoundError: one does not exist.
+            TypeError: an argument that should name one does not.
         """
-        if not self._options.inputs:
-            return
-        states = tuple(_states(self._options.inputs))
-        if states != self._inputs:
-            self._inputs = states
-            self._input_digest = _content(states)
-            self._set_base()
+        return self._files.of_call(args, kwargs) if self._options.inputs else (b"", b"")
 
     def key_of(
-        self, ref_key: Callable[[Any], bytes], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, ref_key: Callable[[Any], bytes], args: Sequence[Any], kwargs: Mapping[str, Any], content: bytes = b""
     ) -> tuple[bytes, list[tuple[str, bytes]]]:
-        """The key of a call, and what a record keeps of its arguments."""
+        """The key of a call, and what a record keeps of its arguments. `content` is that of the files that it reads."""
         if self.installs:
-            raise _LateKeyError
+            raise NotYetError
         try:
             contents, marks = self.parameters.contents(ref_key, args, kwargs)
         except NoCanonicalFormError as error:
@@ -665,7 +713,9 @@ class DurableFunction:
                 f"durable: of a call of {self.name} there is no key: {error}; hint: pass a value without it, or name "
                 "the parameter in DurableOptions(ignore=[...])"
             ) from None
-        return make_key(self.base, contents, marks), shown_arguments(contents)
+        contents.append(("(files)", content))
+        shown = shown_arguments(contents if content else contents[:-1])
+        return make_key(self.base, contents, marks), shown
 
     def known_refs(
         self, extension: DurableTasks, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -676,7 +726,7 @@ class DurableFunction:
         def note(ref: ObjectRef[Any]) -> bytes:
             try:
                 found[ref._id] = extension.ref_key(ref)
-            except _LateKeyError:
+            except NotYetError:
                 pass
             return b"?"
 
@@ -702,28 +752,92 @@ class DurableFunction:
             )
 
 
-def _states(paths: Sequence[str | os.PathLike[str]]) -> Iterator[tuple[str, str, int, int, int, int]]:
-    """Each file of the inputs: its name among them, its path, and what changes when its content does."""
+class InputFiles:
+    """The files that a function reads: those that its options name, and those that arguments name.
+
+    Args:
+        function: of the user. inputs: paths, and names of parameters whose arguments are paths.
+
+    Attributes:
+        names: the same, which a process in another directory understands too.
+    """
+
+    def __init__(self, function: Callable[..., Any], inputs: Sequence[str | os.PathLike[str]]) -> None:
+        try:
+            self._signature: inspect.Signature | None = inspect.signature(function) if inputs else None
+        except (TypeError, ValueError):
+            self._signature = None
+        known = self._signature.parameters if self._signature is not None else {}
+        self._paths = [os.path.abspath(path) for path in inputs if path not in known]
+        self._arguments = [str(name) for name in inputs if name in known]
+        self.names = (*self._paths, *self._arguments)
+        self._contents: dict[bytes, bytes] = {}
+
+    def of_call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bytes, bytes]:
+        """States and content of the files of one call. Errors: as in `DurableFunction.files_of`."""
+        states = list(_states(self._of(args, kwargs)))
+        mark = _mark(states)
+        content = self._contents.get(mark)
+        if content is None:
+            content = _content(states)
+            # A file that is written at this moment may change once more without another time of change.
+            if max((max(times) for *_, times in states), default=0) < (time.time() - _SETTLED) * 1e9:
+                _bounded(self._contents)[mark] = content
+        return mark, content
+
+    def changed(self, before: tuple[bytes, bytes], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return True if the files of a call are not what they were."""
+        try:
+            states = list(_states(self._of(args, kwargs)))
+            return _mark(states) != before[0] and _content(states) != before[1]
+        except OSError:
+            return True
+
+    def _of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        if not self._arguments or self._signature is None:
+            return self._paths
+        bound = self._signature.bind_partial(*args, **kwargs)
+        bound.apply_defaults()
+        paths = list(self._paths)
+        for name in self._arguments:
+            value = bound.arguments.get(name)
+            for path in value if isinstance(value, (list, tuple)) else () if value is None else (value,):
+                if not isinstance(path, (str, os.PathLike)):
+                    raise TypeError(
+                        f"DurableOptions: inputs names the parameter {name}, whose argument is "
+                        f"a {type(path).__name__} and not the path of a file"
+                    )
+                paths.append(os.fspath(path))
+        return paths
+
+
+_SETTLED = 2.0
+"""Seconds after which a file that has changed has another time of change, on any file system."""
+
+
+def _states(paths: Sequence[str]) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
+    """Each file of the inputs: its name among them, its path, its size, and its times of change."""
     for path in paths:
-        path = os.fspath(path)
         if os.path.isdir(path):
             for directory, below, files in os.walk(path):
                 below.sort()
                 for name in sorted(files):
                     whole = os.path.join(directory, name)
-                    state = os.stat(whole)
-                    yield (
-                        os.path.relpath(whole, path), whole, state.st_size, state.st_mtime_ns, state.st_ino,
-                        state.st_ctime_ns,
-                    )  # fmt: skip
+                    yield _state(os.path.relpath(whole, path), whole)
         else:
-            state = os.stat(path)
-            yield (
-                os.path.basename(path), path, state.st_size, state.st_mtime_ns, state.st_ino, state.st_ctime_ns,
-            )  # fmt: skip
+            yield _state(os.path.basename(path), path)
 
 
-def _content(states: Sequence[tuple[str, str, int, int, int, int]]) -> bytes:
+def _state(name: str, path: str) -> tuple[str, str, int, tuple[int, int]]:
+    state = os.stat(path)
+    return name, path, state.st_size, (state.st_mtime_ns, state.st_ctime_ns)
+
+
+def _mark(states: Sequence[tuple[str, str, int, tuple[int, int]]]) -> bytes:
+    return hashlib.blake2b(repr(states).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _content(states: Sequence[tuple[str, str, int, tuple[int, int]]]) -> bytes:
     made = hashlib.sha256()
     for name, path, *_ in states:
         with open(path, "rb") as file:
@@ -780,10 +894,28 @@ class KeptCallable(ABC):
             call: Any = type(self).__call__
             worker.let_interrupt(call.__code__)
         if not self._is_same(extension):
-            return extension, Token(b"")
-        if token.flags & LATE:
-            return extension, self._late(extension, token, args, kwargs)
+            token = msgspec.structs.replace(token, flags=token.flags | UNPROVED)
+        elif token.flags & LATE:
+            token = self._late(extension, token, args, kwargs)
         return extension, token
+
+    def _is_proved(self, extension: DurableTasks, token: Token, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Return True if what the function has computed is what the key says: now, when it has run."""
+        if token.flags & UNPROVED or (unproved and not unproved.isdisjoint(token.built_on)):
+            return False
+        if token.files[0] and self._files().changed(token.files, args, kwargs):
+            extension.report(
+                f"files {self.__name__}",
+                f"durable: a result of {self.__name__} is not kept: a file that it reads has changed since it was "
+                "submitted",
+            )
+            return False
+        return True
+
+    def _files(self) -> InputFiles:
+        if "_input_files" not in self.__dict__:
+            self._input_files = InputFiles(self.function, self.options.inputs)
+        return self._input_files
 
     def _is_same(self, extension: DurableTasks) -> bool:
         """Return True if the function that this process has is the one that the submitter made the key of."""
@@ -820,6 +952,7 @@ class KeptCallable(ABC):
         except NoCanonicalFormError as error:
             extension.report(f"late {self.__name__}", f"durable: a result of {self.__name__} is not kept: {error}")
             return Token(b"")
+        contents.append(("(files)", token.files[1]))
         base = digest(self.base, *(part for label, mark in self._own for part in (label.encode(), mark)))
         key = make_key(base, contents, marks)
         place = extension.look(STREAM_KEY + key[1:] if self.num_returns < 0 else key)
@@ -831,7 +964,7 @@ class KeptCallable(ABC):
             flags = REPLAY if self.num_returns < 0 else LOAD
             if place.kind == ERROR and not self.options.errors:
                 where, flags = None, 0
-        return Token(key, flags, where, shown_arguments(contents))
+        return Token(key, flags, where, shown_arguments(contents), (), token.built_on, token.files)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.function, self.base, self.parts, self.options, self.num_returns)
@@ -852,18 +985,21 @@ class KeptFunction(KeptCallable):
         try:
             value = self.function(*args, **kwargs)
         except Exception as error:
-            if self.options.errors and token.key:
+            if self.options.errors and token.key and self._is_proved(extension, token, args, kwargs):
                 extension.keep(self, token, ERROR, [_bare(error)], time.perf_counter() - began)
             raise
-        if token.key:
-            values = self._values(value)
-            if values is not None:
-                if record is not None:
-                    _compare(extension, self, token, record, values)
-                extension.keep(self, token, VALUE, values, time.perf_counter() - began)
-                if self.num_returns > 1:
-                    return values
-        return value
+        if not token.key:
+            return value
+        values = self._values(value)
+        if values is None:
+            return value
+        if not self._is_proved(extension, token, args, kwargs):
+            values = [UnprovedValue(one, token.key) for one in values]
+            return values[0] if self.num_returns == 1 else values if self.num_returns else None
+        if record is not None:
+            _compare(extension, self, token, record, values)
+        extension.keep(self, token, VALUE, values, time.perf_counter() - began)
+        return values if self.num_returns > 1 else value
 
     def _values(self, value: Any) -> list[Any] | None:
         """The values that a call has returned, as a list; None where that does not fit, which its reply will say."""
@@ -895,6 +1031,20 @@ class KeptFunction(KeptCallable):
         return values
 
 
+class SharedResult:
+    """The callable that workers run where a call with the same key has been submitted and has not ended."""
+
+    def __init__(self, name: str, num_returns: int) -> None:
+        self.__name__ = self.__qualname__ = f"{name} (shared)"
+        self._num_returns = num_returns
+
+    def __call__(self, key: bytes, /, *values: Any) -> Any:
+        """Return what that call has returned."""
+        if key in unproved:
+            values = tuple(UnprovedValue(value, key) for value in values)
+        return values[0] if self._num_returns == 1 else list(values)
+
+
 class KeptGenerator(KeptCallable):
     """The same for a generator: each item is kept by itself, and at the end how many there are."""
 
@@ -910,12 +1060,12 @@ class KeptGenerator(KeptCallable):
                 return
         count = 0
         for item in self.function(*args, **kwargs):
-            if token.key:
+            if token.key and not token.flags & UNPROVED:
                 extension.keep(self, _item(token, count), VALUE, [item], time.perf_counter() - began)
             count += 1
             yield item
             began = time.perf_counter()
-        if token.key:
+        if token.key and self._is_proved(extension, token, args, kwargs):
             end = Token(STREAM_KEY + token.key[1:], arguments=token.arguments)
             extension.keep(self, end, STREAM_END, [count], time.perf_counter() - began)
 

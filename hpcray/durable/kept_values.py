@@ -215,6 +215,27 @@ def _flat(buffer: pickle.PickleBuffer) -> memoryview:
         return memoryview(bytes(memoryview(buffer)))
 
 
+unproved: set[bytes] = set()
+"""Keys of calls whose values this process has seen, and that were computed of something else than their keys say: by
+other code than the program has, or of files that have changed meanwhile. What is made of such a value is not kept."""
+
+
+class UnprovedValue:
+    """The value of such a call on its way: who unpickles it has the value, and knows of it."""
+
+    def __init__(self, value: Any, key: bytes) -> None:
+        self._value, self._key = value, key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return note_unproved, (self._value, self._key)
+
+
+def note_unproved(value: Any, key: bytes) -> Any:
+    """Return a value, and note that it is not proved to be that of a key."""
+    unproved.add(key)
+    return value
+
+
 class Token(msgspec.Struct, array_like=True, frozen=True):
     """The first argument of a durable task, from its submitter to its worker.
 
@@ -222,6 +243,8 @@ class Token(msgspec.Struct, array_like=True, frozen=True):
         key: of the result; b"" where the worker has to find it, from the values of its arguments.
         flags: see `durable_tasks`. place: (pack, offset, size) of the record that was found.
         arguments: see `Meta`. refs: what stands for refs inside of arguments, by object id.
+        built_on: keys of durable tasks whose refs are among the arguments.
+        files: states and content of the files that the function reads, when the key was made.
     """
 
     key: bytes
@@ -229,11 +252,13 @@ class Token(msgspec.Struct, array_like=True, frozen=True):
     place: tuple[str, int, int] | None = None
     arguments: Sequence[tuple[str, bytes]] = ()
     refs: Sequence[tuple[bytes, bytes]] = ()
+    built_on: Sequence[bytes] = ()
+    files: tuple[bytes, bytes] = (b"", b"")
 
 
 encode_token: Callable[[Token], bytes] = msgspec.msgpack.Encoder().encode
 decode_token: Callable[[bytes], Token] = msgspec.msgpack.Decoder(Token).decode
 __all__ = [
-    "KeptValue", "NotKeptError", "SerializationError", "Token", "decode_token", "encode_token", "is_current",
-    "is_own_module", "values_digest",
+    "KeptValue", "NotKeptError", "SerializationError", "Token", "UnprovedValue", "decode_token", "encode_token",
+    "is_current", "is_own_module", "unproved", "values_digest",
 ]  # fmt: skip

@@ -24,33 +24,44 @@ def no_ref(ref: object) -> bytes:
     raise AssertionError("there is none")
 
 
+def forget(before: set[str], directory: Path) -> None:
+    """Drop the modules of one case, so that the next one imports its own."""
+    for name in set(sys.modules) - before:
+        path = directory.joinpath(*name.split("."))
+        if path.with_suffix(".py").exists() or path.is_dir():
+            del sys.modules[name]
+
+
 def key_of(directory: Path, exported: Path) -> dict[str, Any]:
     before = set(sys.modules)
     sys.path.insert(0, str(directory))
     importlib.invalidate_caches()
     try:
         module = importlib.import_module("main")
+        cloudpickle.register_pickle_by_value(module)  # as the module of a program travels
         try:
-            parts = function_parts(module.f, no_ref)
+            try:
+                parts = function_parts(module.f, no_ref)
+                text = cloudpickle.dumps((module.f, parts))
+            except TypeError as error:  # `singledispatch` travels by name alone
+                if isinstance(error, NoCanonicalFormError):
+                    raise
+                text = b""
+            finally:
+                cloudpickle.unregister_pickle_by_value(module)
+            if not text:
+                parts = function_parts(module.f, no_ref)
+                text = cloudpickle.dumps((module.f, parts))
             form = Parameters(module.f, (), Canonical())
             contents, marks = form.contents(no_ref, getattr(module, "ARGS", ()), getattr(module, "KWARGS", {}))
         except NoCanonicalFormError as error:
             return {"refused": str(error)}
-        cloudpickle.register_pickle_by_value(module)  # as the modules of a program travel that are no files elsewhere
-        try:
-            text = cloudpickle.dumps((module.f, parts))
-        except TypeError:  # `singledispatch` travels by name alone
-            text = b""
-        finally:
-            cloudpickle.unregister_pickle_by_value(module)
-        exported.write_bytes(text or cloudpickle.dumps((module.f, parts)))
+        exported.write_bytes(text)
         base = digest(*(part for label, mark in parts for part in (label.encode(), mark)))
         return {"key": make_key(base, contents, marks).hex(), "parts": [label for label, _ in parts]}
     finally:
         sys.path.remove(str(directory))
-        for name in set(sys.modules) - before:
-            if str(directory) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
+        forget(before, directory)
 
 
 def unlike(directory: Path, exported: Path) -> list[str]:
@@ -63,9 +74,7 @@ def unlike(directory: Path, exported: Path) -> list[str]:
         return sorted({label for label, _ in {*function_parts(function, no_ref)} ^ {*map(tuple, parts)}})
     finally:
         sys.path.remove(str(directory))
-        for name in set(sys.modules) - before:
-            if str(directory) in str(getattr(sys.modules[name], "__file__", "")):
-                del sys.modules[name]
+        forget(before, directory)
 
 
 def main() -> None:

@@ -414,3 +414,151 @@ for version in "a", "a", "b", "a":
     out, ran, err = runs.run(program)
     assert out == ["True a3", "True a3", "True b3", "True a3"], err
     assert len(ran) == 2
+
+
+def test_what_a_worker_computed_by_other_code_is_not_kept_nor_what_was_made_of_it(runs: Runs) -> None:
+    program = """\
+import os, pathlib
+import hpcray as ray
+import other
+if os.environ.get("EDIT"):
+    pathlib.Path(other.__file__).write_text("def helper(x):\\n    return x + 2\\n")
+ray.init(num_cpus=1)
+
+
+def note(name):
+    with open(os.environ["RUNS"], "a") as file:
+        file.write(name + "\\n")
+
+
+@ray.remote(durable=True)
+def first(x):
+    note("first")
+    return other.helper(x)
+
+
+@ray.remote(durable=True, num_returns=2)
+def two(x):
+    note("two")
+    return other.helper(x), 0
+
+
+@ray.remote(durable=True)
+def times(x, y=1):
+    note("times")
+    return x * y
+
+
+found = [times.remote(times.remote(first.remote(1), 10)), times.remote(two.remote(1)[0], 100)]
+print(*ray.get(found), flush=True)
+"""
+    module = runs.tmp_path / "other.py"
+    old = "def helper(x):\n    return x + 1\n"
+    calls = ["first", "times", "times", "times", "two"]
+    module.write_text(old)
+    out, ran, err = runs.run(program, EDIT="1")
+    assert (out, ran) == (["30 300"], calls)
+    assert "results of first are not kept" in err
+    module.write_text(old)
+    for again in (calls, []):
+        out, ran, _ = runs.run(program)
+        assert (out, ran) == (["20 200"], again)
+
+
+def test_a_result_of_files_that_changed_while_the_job_ran_is_not_kept_nor_what_was_made_of_it(runs: Runs) -> None:
+    table = runs.tmp_path / "table"
+    program = """\
+import os
+import hpcray as ray
+from hpcray.durable import DurableOptions
+ray.init(num_cpus=1)
+
+
+def note(name):
+    with open(os.environ["RUNS"], "a") as file:
+        file.write(name + "\\n")
+
+
+@ray.remote(durable=DurableOptions(inputs=["path"]))
+def content(path):
+    note("content")
+    if os.environ.get("NEW"):
+        open(path, "w").write("new")
+    return open(path).read()
+
+
+@ray.remote(durable=True)
+def twice(text):
+    note("twice")
+    return text * 2
+
+
+print(ray.get(twice.remote(content.remote("table"))), flush=True)
+"""
+    table.write_text("old")
+    out, ran, err = runs.run(program, NEW="1")
+    assert (out, ran) == (["newnew"], ["content", "twice"])
+    assert "a file that it reads has changed since it was submitted" in err
+    table.write_text("old")
+    for again in (["content", "twice"], []):
+        out, ran, err = runs.run(program)
+        assert (out, ran, err) == (["oldold"], again, "")
+    table.write_text("third")
+    assert runs.run(program)[:2] == (["thirdthird"], ["content", "twice"])
+
+
+def test_equal_calls_in_flight_are_computed_once(runs: Runs) -> None:
+    program = """\
+import os, time
+import hpcray as ray
+ray.init(num_cpus=2)
+
+
+def note(name):
+    with open(os.environ["RUNS"], "a") as file:
+        file.write(name + "\\n")
+
+
+@ray.remote(durable=True)
+def slow(x):
+    time.sleep(0.3)
+    note("slow")
+    return x
+
+
+@ray.remote(durable=True, num_returns=2)
+def two(x):
+    time.sleep(0.3)
+    note("two")
+    return x, [x]
+
+
+@ray.remote(durable=True, max_retries=0)
+def fails():
+    time.sleep(0.3)
+    note("fails")
+    raise ValueError("once")
+
+
+refs = [slow.remote(b"a" * 1_000_000) for _ in range(5)]
+pairs = [two.remote(i // 2) for i in range(4)]
+print(len(ray.wait(refs, num_returns=5)[0]), {len(value) for value in ray.get(refs)})
+print([ray.get(pair) for pair in pairs])
+for ref in [fails.remote() for _ in range(2)]:
+    try:
+        ray.get(ref)
+    except ValueError as error:
+        print(str(error).splitlines()[-1], flush=True)
+"""
+    out, ran, err = runs.run(program)
+    assert out == ["5 {1000000}", "[[0, [0]], [0, [0]], [1, [1]], [1, [1]]]", *["ValueError: once"] * 2], err
+    assert ran == ["fails", "slow", "two", "two"]
+
+
+def test_two_jobs_that_make_the_same_results_at_once_do_not_disturb_each_other(runs: Runs) -> None:
+    both = [runs.start(PROGRAM) for _ in range(2)]
+    for process in both:
+        out, err = process.communicate(timeout=90)
+        assert (process.returncode, out.split("\n")[:-1], err) == (0, ANSWERS, "")
+    out, ran, err = runs.run(PROGRAM)
+    assert (out, ran, err) == (ANSWERS, ["square 1"], "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -15,15 +16,30 @@ from hpcray.durable import DurableOptions, durable_tasks
 from hpcray.durable.durable_tasks import DurableFunction
 
 
-def base(
+def made(
     function: Any, options: DurableOptions | None = None, num_returns: int = 1, env: Mapping[str, Any] | None = None
-) -> bytes:
-    """What all keys of a function have in common."""
+) -> DurableFunction:
+    """A durable function in a submitter of its own."""
     extension: Any = types.SimpleNamespace(content_key=None)
-    made = DurableFunction(
-        extension, function, options or DurableOptions(), num_returns, env or {}, lambda kept: types.SimpleNamespace()
+    return DurableFunction(
+        extension,
+        function,
+        options or DurableOptions(),
+        num_returns,
+        env or {},
+        lambda kept, light: types.SimpleNamespace(),
     )
-    return made.base
+
+
+def base(*given: Any, **more: Any) -> bytes:
+    """What all keys of a function have in common."""
+    return made(*given, **more).base
+
+
+def key(function: DurableFunction, *args: Any, **kwargs: Any) -> bytes:
+    """The key of a call."""
+    files = function.files_of(args, kwargs)
+    return function.key_of(lambda ref: b"", args, kwargs, files[1])[0]
 
 
 def add(x: int, y: int = 1) -> int:
@@ -72,15 +88,52 @@ def test_files_that_the_function_reads_are_part_of_the_key(tmp_path: Path) -> No
     table.parent.mkdir()
     table.write_text("1")
     for inputs in ([table], [str(table.parent)]):
-        before = base(add, DurableOptions(inputs=inputs))
+        function = made(add, DurableOptions(inputs=inputs))
+        before = key(function, 1)
         table.write_text("2")
-        assert base(add, DurableOptions(inputs=inputs)) != before
+        assert key(function, 1) != before
         table.write_text("1")
-        assert base(add, DurableOptions(inputs=inputs)) == before
+        assert key(function, 1) == before == key(made(add, DurableOptions(inputs=inputs)), 1)
     (table.parent / "new").touch()
-    assert base(add, DurableOptions(inputs=[table.parent])) != before
+    assert key(function, 1) != before
     with pytest.raises(FileNotFoundError):
-        base(add, DurableOptions(inputs=[tmp_path / "missing"]))
+        key(made(add, DurableOptions(inputs=[tmp_path / "missing"])), 1)
+
+
+def read(path: object, more: Any = "") -> object:
+    return path
+
+
+def test_the_content_of_a_file_that_an_argument_names_is_part_of_the_key(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.write_text("1")
+    other.write_text("1")
+    function = made(read, DurableOptions(inputs=["path"]))
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
+        ((str(one),), {}), ((), {"path": one}), (([str(other), str(one)],), {}), ((one, "x"), {}),
+    ]  # fmt: skip
+    before = [key(function, *args, **kwargs) for args, kwargs in calls]
+    assert len(set(before)) == 4
+    assert [key(function, *args, **kwargs) for args, kwargs in calls] == before
+    one.write_text("2")
+    assert {key(function, *args, **kwargs) for args, kwargs in calls}.isdisjoint(before)
+    one.write_text("1")
+    assert [key(function, *args, **kwargs) for args, kwargs in calls] == before
+    assert key(function, None) != key(function, str(one))
+    with pytest.raises(TypeError, match="the parameter path"):
+        key(function, 5)
+    nameless = made(read, DurableOptions(inputs=["path"], ignore=["path"]))
+    assert key(nameless, str(tmp_path / "one")) == key(nameless, one)
+
+
+def test_a_file_that_is_written_twice_within_a_tick_of_the_clock_is_read_again(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    table.write_text("1")
+    function = made(add, DurableOptions(inputs=[table]))
+    before, state = key(function, 1), table.stat()
+    table.write_text("2")
+    os.utime(table, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert key(function, 1) != before
 
 
 PROGRAM = """\

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcray.durable import result_store
 from hpcray.durable.result_store import (
     FUNCTION,
     LARGE,
@@ -108,6 +109,39 @@ def test_a_damaged_large_value_is_not_used(tmp_path: Path) -> None:
     assert values(reader(path), 1) is None
 
 
+def test_a_large_value_torn_or_flipped_at_any_byte_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_store, "LARGE", 8)
+    path = tmp_path / "store"
+    store = ResultStore(str(path), "n0")
+    store.append([value_record(store, key(1), VALUE, 0, Meta(), [b"x" * 40, b"y"])])
+    (file,) = (path / "files").glob("*/*")
+    whole = file.read_bytes()
+    for at in range(len(whole)):
+        for content in (whole[:at], whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :], whole + b"more"):
+            file.write_bytes(content)
+            found = reader(path)
+            assert values(found, 1) is None
+            assert any("not what was written" in problem for problem in found.problems)
+            found.close()
+    file.write_bytes(whole)
+    assert values(reader(path), 1) == [b"x" * 40, b"y"]
+
+
+def test_a_table_torn_or_flipped_at_any_byte_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_store, "_TABLE_FROM", 1)
+    path = tmp_path / "store"
+    ResultStore(str(path), "n0").append([record(1), record(2)])
+    reader(path).close()
+    table = path / "n0-0.idx"
+    whole = table.read_bytes()
+    for at in range(len(whole)):
+        for content in (whole[:at], whole[:at] + bytes([whole[at] ^ 0x55]) + whole[at + 1 :]):
+            table.write_bytes(content)
+            found = reader(path)
+            assert values(found, 1) == values(found, 2) == [b"value"]
+            found.close()
+
+
 def _write(path: str, node: str, first: int) -> None:
     store = ResultStore(path, node)
     for number in range(first, first + 200):
@@ -164,6 +198,31 @@ def test_a_file_that_another_user_could_have_planted_is_not_read(tmp_path: Path,
     assert values(found, 1) == [b"value"]
     assert values(found, 2) is None
     assert how == "pipe" or any("z-0.pack" in problem for problem in found.problems)
+
+
+@pytest.mark.parametrize("how", ["owner", "link", "symbolic link", "directory"])
+def test_a_large_value_that_another_user_could_have_planted_is_not_read(tmp_path: Path, how: str) -> None:
+    if how in ("owner", "directory") and os.geteuid():
+        pytest.skip("needs root, to give a file away")
+    path = tmp_path / "store"
+    store = ResultStore(str(path), "n0")
+    store.append([value_record(store, key(1), VALUE, 0, Meta(), [b"x" * (LARGE + 1)])])
+    (file,) = (path / "files").glob("*/*")
+    planted = tmp_path / "planted"
+    os.rename(file, planted)
+    if how == "owner":
+        os.rename(planted, file)
+        os.chown(file, 1234, 1234)
+    elif how == "link":
+        os.link(planted, file)
+    elif how == "symbolic link":
+        file.symlink_to(planted)
+    else:
+        os.rename(planted, file)
+        os.chown(file.parent, 1234, 1234)
+    found = reader(path)
+    assert values(found, 1) is None
+    assert found.problems
 
 
 def test_a_directory_that_others_could_write_to_is_refused(tmp_path: Path) -> None:
