@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import socket
-import stat
 import sys
 
 MARK = "\x1ehpcray-bridge "
@@ -57,20 +56,27 @@ def _sessions(job):
     found = []
     for root in sorted(_roots()):
         try:
-            paths = [os.path.join(root, name) for name in os.listdir(root)]
+            above = _open_own(root)
         except OSError:
             continue
-        for path in paths:
+        for name in os.listdir(above):
             try:
-                if not _is_ours(root) or not _is_ours(path) or not _is_live(path):
+                here = _open_own(name, above)
+            except OSError:
+                continue
+            try:
+                if not _is_live(here):
                     continue
-                with open(os.path.join(path, "info.json"), "rb") as file:
+                with open(_open_own("info.json", here, os.O_RDONLY), "rb") as file:
                     info = json.loads(file.read().decode())
             except (OSError, ValueError):
                 continue
-            here = info.get("host") == socket.gethostname() and not info.get("relayed")
-            if here and (not job or info.get("slurm_job") == job):
+            finally:
+                os.close(here)
+            mine = info.get("host") == socket.gethostname() and not info.get("relayed")
+            if mine and (not job or info.get("slurm_job") == job):
                 found.append(info)
+        os.close(above)
     return found
 
 
@@ -91,14 +97,19 @@ def _roots():
     return {os.path.join(place, name) for place in places | {home}}
 
 
-def _is_ours(path):
-    state = os.lstat(path)
-    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
+def _open_own(name, above=None, flags=os.O_RDONLY | os.O_DIRECTORY):
+    """Open what is this user's alone: whoever owns a directory above could exchange it between a look and a use."""
+    fd = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
+    state = os.fstat(fd)
+    if state.st_uid != os.getuid() or state.st_mode & 0o077:
+        os.close(fd)
+        raise OSError(f"{name} is not this user's alone")
+    return fd
 
 
-def _is_live(path):
+def _is_live(session):
     """True while the node's process holds its lock."""
-    fd = os.open(os.path.join(path, "lock"), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    fd = _open_own("lock", session, os.O_RDWR)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return False

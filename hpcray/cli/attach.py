@@ -25,6 +25,7 @@ from hpcray.common.exceptions import JobError, SubmitError
 from hpcray.jobs.submission import submit
 from hpcray.jobs.submitted_job import SubmittedJob
 from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.process_control import code_line
 from hpcray.platform.session_directory import read_session
 
 NAMESPACE = "hpcray.attach"
@@ -53,7 +54,7 @@ def bridge(job: str, host: str, session: str) -> None:
         _say(MARK, Far(error=str(error)))
         sys.exit(1)
     with open(starter.__file__, encoding="utf-8") as file:
-        text = file.read()
+        text = code_line(file.read())[-1]
     words = ["sh", "-c", _FIND_PYTHON, "sh", text, sys.executable, ident, session]
     if not ident:
         os.execvp("sh", words)

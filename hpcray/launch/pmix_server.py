@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpcray.launch.tcp_peers import is_own_peer
+from hpcray.launch.tcp_peers import is_own_connection
 from hpcray.platform.mpi_directory import NAME, TESTED, installation_of, memory_settings
 
 _POLL = "EVENT_NOEPOLL"
@@ -304,14 +304,14 @@ class PmixServer:
     def _accept(self, door: socket.socket) -> None:
         while True:
             try:
-                peer, address = door.accept()
+                peer, _ = door.accept()
             except OSError:
                 if self._door is None:
                     return
                 continue
             inner = socket.socket(socket.AF_UNIX)
             try:
-                if not is_own_peer(address[:2], peer.getsockname()[:2]):
+                if not is_own_connection(peer):
                     raise ConnectionRefusedError
                 inner.connect(self._gate)
             except OSError:

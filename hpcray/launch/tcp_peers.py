@@ -27,8 +27,24 @@ _ANSWER_UID = _HEADER.size + 64
 Address = tuple[str, int]
 
 
+def is_own_connection(sock: Any) -> bool:
+    """True if a process of this user holds the other end of an accepted TCP connection within this host.
+
+    Args:
+        sock: of the connection.
+    """
+    try:
+        own = is_own_peer(sock.getpeername()[:2], sock.getsockname()[:2])
+        # Whoever resets a connection frees its port. Bytes that came before can still be read, while a process of this
+        # user may have the port by now, and be whom the kernel names. So the connection still has to be there.
+        sock.getpeername()
+    except OSError:
+        return False
+    return own
+
+
 def is_own_peer(peer: Address, here: Address) -> bool:
-    """True if a process of this user holds the other end of a TCP connection.
+    """True if a process of this user holds the other end of the TCP connection that is between two addresses now.
 
     The kernel is asked for the peer's socket. A connection that the peer has closed is refused: its socket has no
     owner any more. So is one of another host or network namespace, whose sockets are not visible here.
@@ -125,7 +141,7 @@ def refuse_strangers(protocol_class: Any, is_for_all: Callable[[], bool], logger
             if sock.family != socket.AF_UNIX:
                 # asyncio does so only for sockets that name the protocol; without it a small answer waits for 40 ms.
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if is_for_all() or _is_own(sock, transport.get_extra_info("peername"), here):
+            if is_for_all() or (is_same_user if sock.family == socket.AF_UNIX else is_own_connection)(sock):
                 super().connection_made(transport)
                 return
             self.is_refused = True
@@ -137,10 +153,3 @@ def refuse_strangers(protocol_class: Any, is_for_all: Callable[[], bool], logger
                 super().connection_lost(exc)
 
     return Checked
-
-
-def _is_own(sock: Any, peer: Any, here: Any) -> bool:
-    """True if a process of this user is at the other end of a connection within this host."""
-    if sock.family == socket.AF_UNIX:
-        return is_same_user(sock)
-    return bool(peer) and is_own_peer(peer[:2], here[:2])

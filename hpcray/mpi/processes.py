@@ -39,11 +39,16 @@ from hpcray.common.task_errors import make_task_error
 from hpcray.jobs import CALL, PickledCall, read_pickle, write_pickle
 from hpcray.platform.launcher_environment import set_mpi_variables
 from hpcray.platform.mpi_directory import MpiDirectory, memory_settings
-from hpcray.platform.private_files import open_private_file, write_private_file
+from hpcray.platform.private_files import open_private_file, read_private_file, write_private_file
 from hpcray.platform.process_control import become_subreaper, set_process_name
 from hpcray.platform.process_tree import descendants, kill_descendants
 from hpcray.platform.sockets import node_ip_address
-from hpcray.transport.startup import import_mpi, unlink_shared_memory, without_network
+from hpcray.transport.startup import (
+    import_mpi,
+    unlink_shared_memory,
+    without_network,
+    without_planted_settings,
+)
 
 _LOCK = "alive"
 _MEMORY = "memory"
@@ -64,7 +69,7 @@ class _JobGuard:
         self._child: subprocess.Popen[bytes] | None = None
         self._tail = b""
         self._memory = MpiDirectory.create()
-        write_private_file(str(directory / _MEMORY), self._memory.path.encode())
+        write_private_file(str(directory / _MEMORY), os.fsencode(self._memory.path))
 
     def serve(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -234,8 +239,9 @@ def start_mpi(one_host: bool, directory: Path) -> Any:
         directory: of the job on this node.
     """
     module = import_mpi()
-    os.environ.update(memory_settings((directory / _MEMORY).read_text(), os.environ))
-    with without_network(one_host):
+    memory = os.fsdecode(read_private_file(str(directory / _MEMORY)))
+    os.environ.update(memory_settings(memory, os.environ))
+    with without_network(one_host), without_planted_settings():
         module.Init_thread(module.THREAD_MULTIPLE)
     unlink_shared_memory(module, module.COMM_WORLD)
     return module

@@ -78,16 +78,13 @@ class PrivateDirectory:
             OSError: there is none, or none can be made.
         """
         path = os.path.abspath(path)
-        if ancestors:
-            step = _walk(path, make)
-            try:
-                fd = os.open(".", os.O_RDONLY | _DIRECTORY, dir_fd=step)
-            finally:
-                os.close(step)
-        else:
-            if make:
-                os.makedirs(path, 0o700, exist_ok=True)
-            fd = os.open(path, os.O_RDONLY | _DIRECTORY)
+        if make and not ancestors:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+        step = _walk(path, make, ancestors)
+        try:
+            fd = os.open(".", os.O_RDONLY | _DIRECTORY, dir_fd=step)
+        finally:
+            os.close(step)
         return cls._judged(path, fd, excess)
 
     @classmethod
@@ -327,7 +324,7 @@ def is_trusted_owner(uid: int) -> bool:
 
 def _open_parent(path: str, ancestors: bool) -> _Parent:
     directory, name = os.path.split(os.path.abspath(path))
-    return _Parent(_walk(directory, False) if ancestors else os.open(directory, os.O_PATH | _DIRECTORY), name)
+    return _Parent(_walk(directory, False, ancestors), name)
 
 
 def _open_file(name: str, directory: int, path: str, flags: int, excess: int) -> int:
@@ -394,8 +391,11 @@ def _link_or(error: OSError, path: str) -> OSError:
     return OSError(error.errno, error.strerror, path)
 
 
-def _walk(path: str, make: bool) -> int:
+def _walk(path: str, make: bool, ancestors: bool = True) -> int:
     """Go to a directory step by step, each from the one before it, and return its descriptor (O_PATH).
+
+    Where `ancestors` is False others may exchange what is on the way. But they do not choose among this user's
+    directories: the last name is no link of theirs, nor is one in a directory that all may write to.
 
     Raises:
         UntrustedPathError: another user could exchange one of the directories on the way, or the last one's content.
@@ -407,7 +407,7 @@ def _walk(path: str, make: bool) -> int:
     try:
         state = os.fstat(fd)
         while True:
-            if not trusted and (why := _exposed(state)):
+            if ancestors and not trusted and (why := _exposed(state)):
                 if safe is None:
                     safe = _safe_directories()
                 trusted = any(os.path.samestat(state, known) for known in safe)
@@ -424,14 +424,14 @@ def _walk(path: str, make: bool) -> int:
             try:
                 following = _enter(name, fd, make)
             except OSError as error:
-                target = _read_link(name, fd)
-                if target is None:
+                target, owner = _read_link(name, fd)
+                if not target:
                     raise OSError(error.errno, error.strerror, there) from None
                 links += 1
                 if links > _MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
-                owner = os.stat(name, dir_fd=fd, follow_symlinks=False).st_uid
-                if not trusted and state.st_mode & stat.S_IWOTH and not is_trusted_owner(owner):
+                theirs = state.st_mode & stat.S_IWOTH or not (ancestors or steps)
+                if theirs and not trusted and not is_trusted_owner(owner):
                     raise UntrustedPathError(there, f"is a link of {_owner(owner)}", "name a path without it") from None
                 steps += target.split("/")[::-1]
                 if not target.startswith("/"):
@@ -456,11 +456,18 @@ def _enter(name: str, directory: int, make: bool) -> int:
     return os.open(name, _STEP, dir_fd=directory)
 
 
-def _read_link(name: str, directory: int) -> str | None:
+def _read_link(name: str, directory: int) -> tuple[str, int]:
+    """Where a link leads to, and whose it is; "" if it is none."""
     try:
-        return os.readlink(name, dir_fd=directory)
+        fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
-        return None
+        return "", -1
+    try:
+        return os.readlink("", dir_fd=fd), os.fstat(fd).st_uid
+    except OSError:
+        return "", -1
+    finally:
+        os.close(fd)
 
 
 def _exposed(state: os.stat_result) -> str:

@@ -8,17 +8,26 @@ import time
 from functools import partial
 
 from hpcray.common.exceptions import StartupError
+from hpcray.platform.process_control import module_line
 
 _TIMEOUT = 5.0
 _CHECK = 0.02
 
 
+def command(path: str) -> list[str]:
+    """The command that asks the head whose join token is in a file; it succeeds if there is an answer."""
+    return module_line("hpcray.ray_start.challenge", path)
+
+
 def answers(path: str) -> bool:
     """True if the head whose join token is in a file answers a challenge, which proves that it knows the secret."""
-    line = [sys.executable, "-m", "hpcray.ray_start.challenge", path]
     try:
         done = subprocess.run(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=3 * _TIMEOUT
+            command(path),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=3 * _TIMEOUT,
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -120,7 +120,7 @@ def sweep_files(environ: Mapping[str, str]) -> bool:
     top, keep = temporary_directory(None, environ)
     stays = False
     with contextlib.suppress(OSError):
-        if not keep and os.stat(top).st_uid == os.getuid():
+        if not keep and os.lstat(top).st_uid == os.getuid():
             stays = _sweep(top)
             latest = os.path.join(top, _LATEST)
             if not os.path.exists(latest):

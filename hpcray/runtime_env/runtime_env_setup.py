@@ -22,6 +22,7 @@ from typing import Any
 
 from hpcray.platform.private_files import (
     CLOSED,
+    is_trusted_owner,
     make_private_directory,
     open_private_file,
     read_private_file,
@@ -477,10 +478,31 @@ def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base:
     if uv is None or wanted.get("uv_version"):
         _run([*pip, "install", f"uv{wanted.get('uv_version') or ''}"], "pip", deadline)
         uv = os.path.join(path, "bin", "uv")
-    options = wanted.get("uv_pip_install_options") or ()
-    _run([uv, "pip", "install", "--python", python, *options, "-r", requirements], "uv", deadline)
+    options, chosen = wanted.get("uv_pip_install_options") or (), _uv_settings(os.environ)
+    _run([uv, "pip", "install", "--python", python, *options, "-r", requirements], "uv", deadline, variables=chosen)
     if wanted.get("uv_check"):
         _run([uv, "pip", "check", "--python", python], "uv", deadline)
+
+
+def _uv_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """Variables that have uv take no settings from where other users could have put them.
+
+    It takes those of the nearest `uv.toml` or `pyproject.toml`, from the working directory upwards, and they name where
+    packages come from. Where it would look into a directory that others write to, it takes the user's or the site's.
+    """
+    if environ.get("UV_CONFIG_FILE") or environ.get("UV_NO_CONFIG"):
+        return {}
+    here = os.getcwd()
+    while True:
+        state = os.stat(here)
+        if state.st_mode & stat.S_IWOTH or not is_trusted_owner(state.st_uid):
+            break
+        if here == os.path.dirname(here) or os.path.isfile(os.path.join(here, "uv.toml")):
+            return {}
+        here = os.path.dirname(here)
+    mine = os.path.join(environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "uv", "uv.toml")
+    found = next((path for path in (mine, "/etc/uv/uv.toml") if os.path.isfile(path)), "")
+    return {"UV_CONFIG_FILE": found} if found else {"UV_NO_CONFIG": "1"}
 
 
 def _run(

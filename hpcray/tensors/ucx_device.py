@@ -13,6 +13,7 @@ from a key that only the two processes know; all else is received into one byte,
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
 import queue
@@ -38,6 +39,8 @@ _BUSY, _EXPECTING, _IDLE = 0.002, 0.05, 1.0
 """Seconds between two looks at UCX: its descriptor does not wake us for all transports."""
 _CLOSE_TIME = 1.0
 """Seconds that UCX has to end what is under way when the process ends."""
+_CLONE_FS = 0x200
+"""Flag of `unshare`: the working directory of a thread becomes its own."""
 _PER_LOOK = 256
 """Messages that are matched before what has come is looked at again."""
 
@@ -199,6 +202,8 @@ class DeviceWire:
                 done(why)
 
     def _open(self) -> None:
+        # This thread alone goes elsewhere (`without_planted_settings`): others may use the working directory meanwhile.
+        ctypes.CDLL(None).unshare(_CLONE_FS)
         self._lib = lib = load()
         self._array = importlib.import_module("ucxx._lib.arr").Array
         config = {"TLS": self._transports}

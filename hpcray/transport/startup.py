@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -324,7 +324,8 @@ def import_mpi() -> Any:
 
         mpi4py.rc.initialize = False
         mpi4py.rc.finalize = False
-        from mpi4py import MPI
+        with without_planted_settings():
+            from mpi4py import MPI
     except Exception as error:
         raise StartError(
             f"no MPI: {type(error).__name__}: {error}; hint: pip install 'hpcray[all]', or load the site's MPI module "
@@ -355,9 +356,10 @@ def start_mpi(one_host: bool = False) -> Any:
     try:
         start = ctypes.CDLL(module.__file__).MPI_Init_thread
     except AttributeError:
-        module.Init_thread(module.THREAD_FUNNELED)
+        with without_planted_settings():
+            module.Init_thread(module.THREAD_FUNNELED)
     else:
-        with without_network(one_host):
+        with without_network(one_host), without_planted_settings():
             code = start(None, None, module.THREAD_FUNNELED, ctypes.byref(provided))
         if code != module.SUCCESS:
             raise StartError(f"MPI_Init failed with code {code} on {socket.gethostname()}")
@@ -378,6 +380,35 @@ def without_network(wanted: bool) -> Iterator[None]:
         yield
     finally:
         del os.environ[_BTL]
+
+
+@contextmanager
+def without_planted_settings() -> Iterator[None]:
+    """Inside, the working directory is the root directory, if other users can write to what it was.
+
+    UCX, whoever loads it, takes settings from a file there, and these name libraries that it loads.
+    """
+    if _is_own_directory():
+        yield
+        return
+    here = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    os.chdir("/")
+    try:
+        yield
+    finally:
+        os.fchdir(here)
+        os.close(here)
+
+
+def _is_own_directory() -> bool:
+    """True if no other user could have put UCX's settings into the working directory. A group that may write to it is
+    trusted; a file that the group could have written is not."""
+    for path, excess in ((".", 0o002), ("ucx.conf", 0o022)):
+        with suppress(OSError):  # there is none, or UCX cannot read it either
+            state = os.stat(path)
+            if state.st_uid not in (0, os.geteuid()) or state.st_mode & excess:
+                return False
+    return True
 
 
 def library(module: Any) -> str:

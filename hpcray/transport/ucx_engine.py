@@ -34,6 +34,7 @@ from typing import Any
 
 from hpcray.common.keyed_hash import blake2b
 from hpcray.transport.base import TransportError
+from hpcray.transport.startup import without_planted_settings
 
 _BELL = 1 << 60
 _CLASSES, _CLASS_SHIFT = 16, 60
@@ -118,7 +119,7 @@ def load() -> Any:
     """
     if _LIBUCXX in sys.modules:
         return sys.modules[_LIBUCXX]
-    with _environment_untouched():
+    with _environment_untouched(), without_planted_settings():
         try:
             if _other_threads_sleep_soon():
                 os.environ.setdefault(_HOOK_GRACE, "0")

@@ -18,10 +18,16 @@ import hpcray as ray
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
+from hpcray.platform.private_files import append_private_file, make_private_directory
+from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import SessionDirectory, SessionError, keep_logs, node_logs
+from hpcray.ray_start import challenge
+from hpcray.ray_start.session_files import SessionFiles, sweep_files
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.node.slurm_job import checkpoint_directory
+from hpcray.runtime_env.runtime_env_setup import set_up_python
 from hpcray.state.node_metrics import _write as write_metrics_file
+from hpcray.transport.startup import without_planted_settings
 
 BOMB = """\
 import os, pickle, sys
@@ -249,6 +255,41 @@ def test_workers_follow_no_links_to_their_log_files(
     assert profile.read_text() == "precious\n"
 
 
+def test_a_link_of_another_user_does_not_choose_where_logs_are_kept(shared: Path, home: Path, tmp_path: Path) -> None:
+    """Many shells run each file in a directory such as ~/.bashrc.d, and what a task prints would be in one."""
+    precious = home / ".bashrc.d"
+    precious.mkdir(0o700)
+    stranger_says(PLANT_LINKS, shared / "logs", precious, "node-0", "worker")
+    problem = keep_logs(str(tmp_path / "logs"), node_logs(str(shared / "logs"), 0))
+    assert f"is a link of uid {UID}" in problem
+    with pytest.raises(OSError, match=f"is a link of uid {UID}"):
+        os.close(append_private_file(str(shared / "logs" / "worker" / "1.out")))
+    with pytest.raises(OSError, match=f"is a link of uid {UID}"):
+        make_private_directory(str(shared / "logs" / "worker"))
+    assert list(precious.iterdir()) == []
+    # A link of this user's is followed, wherever it is.
+    (shared / "mine").symlink_to(precious)
+    os.close(append_private_file(str(shared / "mine" / "1.out")))
+    assert [path.name for path in precious.iterdir()] == ["1.out"]
+
+
+def test_rays_temporary_directory_is_none_that_another_user_has_linked(shared: Path, home: Path) -> None:
+    precious = home / "precious"
+    precious.mkdir(0o700)
+    (precious / "ray_current_cluster").write_text("precious")
+    stranger_says("import os, sys; os.symlink(*sys.argv[1:3])", precious, shared / "ray")
+    files = SessionFiles(str(shared / "ray"), keep=False)
+    assert files.top == f"{shared}/ray-{os.getuid()}" and f"is a link of uid {UID}" in files.note
+    with files.open_log():
+        files.point_here("127.0.0.1:6379")
+        assert os.readlink(f"{files.top}/session_latest") == files.log.split("/")[-3]
+    files.close()
+    assert [path.name for path in precious.iterdir()] == ["ray_current_cluster"]
+    (precious / "session_latest").symlink_to("gone")
+    sweep_files({"RAY_TMPDIR": "", "TMPDIR": str(shared)})
+    assert (precious / "ray_current_cluster").read_text() == "precious", "ray stop does not tidy up there either"
+
+
 def test_text_file_with_metrics_follows_no_planted_link(shared: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -267,6 +308,19 @@ import hpcray as ray
 ray.init()
 where = ray.get(ray.remote(lambda: __import__("sys").path).remote())
 print(json.dumps([sys.path, where]), flush=True)
+"""
+UCX_PROGRAM = """\
+import os
+import hpcray as ray
+ray.init()
+ray.get([ray.remote(os.getpid).options(scheduling_strategy="SPREAD").remote() for _ in range(4)])
+print(os.getcwd())
+"""
+MPI_PROGRAM = """\
+import os
+import hpcray as ray
+ray.init()
+print(*set(ray.mpi.run(lambda comm: os.getcwd(), ranks=2, cpus_per_rank=0.5)))
 """
 MODULES = ("msgspec", "numpy", "json", "runpy", "mpi4py", "hpcray", "selectors", "cloudpickle")
 
@@ -288,12 +342,104 @@ def test_modules_in_the_working_directory_are_not_imported_by_what_hpcray_starts
             assert ended.code == 0, ended.err
             found[name] = json.loads(ended.out.splitlines()[-1])
         assert not boom(shared), name
+    for name, line in {
+        "the question to a cluster": [*challenge.command(str(elsewhere / "none"))],
+        "the way into a job": module_line("hpcray.cli", "bridge", "--session", str(elsewhere)),
+    }.items():
+        with Job(line, cwd=theirs) as job:
+            assert job.wait().code == 1, name
+        assert not boom(shared), name
     plain = elsewhere / "plain.py"
     plain.write_text("import json, sys; print(json.dumps(sys.path))")
     with Job([sys.executable, str(plain)], cwd=theirs) as job:
         path = json.loads(job.wait().out)
     assert found["ranks"][0] == found["one"][0] == path, "the program's path is the plain one"
     assert str(elsewhere) in found["ranks"][1] and str(theirs) not in found["ranks"][1]
+
+
+@pytest.mark.parametrize("what", ["ranks", "mpi.run"])
+def test_settings_of_ucx_in_a_directory_of_another_user_are_not_read(
+    shared: Path, theirs: Path, home: Path, leak_check: LeakCheck, what: str
+) -> None:
+    """UCX looks for `ucx.conf` in the working directory: UCX_MODULE_DIR there has it load libraries of anybody."""
+    code = "import sys; open(sys.argv[1], 'w').write(f'UCX_LOG_FILE={sys.argv[2]}\\nUCX_LOG_LEVEL=info\\n')"
+    stranger_says(code, theirs / "ucx.conf", shared / "boom")
+    program = shared / "program.py"
+    program.write_text(UCX_PROGRAM if what == "ranks" else MPI_PROGRAM)
+    launcher = str(Path(sys.executable).with_name("hpcray-launch"))
+    with Job([launcher, "-n", "2", "--cpus-per-node", "2", str(program)], cwd=theirs) as job:
+        ended = job.wait()
+    assert (ended.code, ended.out) == (0, f"{theirs}\n"), ended.err
+    assert not boom(shared)
+
+
+def test_settings_of_ucx_count_where_no_other_user_could_have_put_them(
+    stranger: None, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = shared / "mine"
+    place.mkdir(0o755)
+    monkeypatch.chdir(place)
+    settings = place / "ucx.conf"
+
+    def directory() -> str:
+        with without_planted_settings():
+            return os.getcwd()
+
+    found = [directory()]
+    for mode in (0o644, 0o664, 0o646):
+        settings.write_text("UCX_LOG_LEVEL=warn\n")
+        settings.chmod(mode)
+        found.append(directory())
+        settings.unlink()
+    for mode in (0o775, 0o777, 0o1777):
+        place.chmod(mode)
+        found.append(directory())
+    place.chmod(0o755)
+    os.chown(place, UID, UID)
+    found.append(directory())
+    assert found == [str(place), str(place), "/", "/", str(place), "/", "/", "/"]
+    assert os.getcwd() == str(place)
+
+
+UV = """\
+#!/bin/sh
+echo "$UV_CONFIG_FILE,$UV_NO_CONFIG" >> "$(dirname "$0")/said"
+"""
+
+
+def test_uv_takes_no_index_of_packages_from_a_directory_of_another_user(
+    shared: Path, theirs: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks for `uv.toml` from the working directory upwards."""
+    uv = home / "bin" / "uv"
+    uv.parent.mkdir()
+    uv.write_text(UV)
+    uv.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{uv.parent}:{os.environ['PATH']}")
+    for name in ("UV_CONFIG_FILE", "UV_NO_CONFIG", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    (theirs / "mine").mkdir()
+    (shared / "own").mkdir()
+    (shared / "own" / "uv.toml").touch()
+    session = shared / "session"
+    session.mkdir(0o700)
+    mine = home / ".config" / "uv" / "uv.toml"
+
+    def install(number: int) -> str:
+        set_up_python(str(session), {"uv": {"packages": [f"package{number}"]}}, 60)
+        return (uv.parent / "said").read_text().splitlines()[-1]
+
+    monkeypatch.chdir(theirs / "mine")  # theirs/uv.toml may come at any time
+    assert install(1) == ",1"
+    monkeypatch.chdir(shared)
+    assert install(2) == ",1"
+    mine.parent.mkdir(parents=True)
+    mine.touch()
+    assert install(3) == f"{mine},", "the user's, which counts in addition elsewhere"
+    monkeypatch.chdir(shared / "own")
+    assert install(4) == ",", "this user's is the nearest one"
+    monkeypatch.chdir("/usr")
+    assert install(5) == ","
 
 
 def test_a_session_directory_that_was_removed_is_not_made_in_a_place_of_another_user(shared: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from helpers.strangers import as_stranger, needs_stranger
 
 from hpcray.launch import tcp_peers
-from hpcray.launch.tcp_peers import RefusalLog, refuse_strangers, sum_up_refusals
+from hpcray.launch.tcp_peers import RefusalLog, is_own_connection, refuse_strangers, sum_up_refusals
 
 CONNECT = """\
 import socket, sys, time
@@ -30,6 +30,60 @@ for number in range(int(sys.argv[2])):
         held.append(one)
 print("done", flush=True)
 """
+
+
+# Sends a request and resets the connection: its port is free at once, and what it has sent can still be read.
+SEND_AND_RESET = """\
+import socket, struct, sys
+one = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+one.sendall(b"a request of another user")
+one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+print(one.getsockname()[1])
+one.close()
+"""
+
+
+@pytest.mark.parametrize("who", ["the HTTP port", "the port of PMIx"])
+def test_a_request_whose_sender_left_its_port_to_this_user_is_not_read(who: str) -> None:
+    """Whose a port is, is asked by the port: it must still be the port of the connection that was accepted."""
+    needs_stranger()
+
+    async def serve(kind: type[asyncio.Protocol]) -> None:
+        server = await asyncio.get_running_loop().create_server(kind, "127.0.0.1", 0)
+        meet(server.sockets[0].getsockname()[1])  # the loop stands still, as when an application computes
+        await asyncio.sleep(0.2)
+        server.close()
+
+    def meet(port: int) -> None:
+        child = as_stranger(SEND_AND_RESET, port, load=("encodings.idna",))
+        out, _ = child.communicate(timeout=60)
+        mine = socket.socket()
+        mine.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        mine.bind(("127.0.0.1", int(out)))
+        mine.connect(("127.0.0.1", port))
+        kept.append(mine)
+
+    kept: list[socket.socket] = []
+    heard: list[bytes] = []
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            heard.append(b"")
+
+        def data_received(self, data: bytes) -> None:
+            heard.append(data)
+
+    if who == "the HTTP port":
+        asyncio.run(serve(refuse_strangers(Protocol, lambda: False, logging.getLogger("refusals"))))
+        assert heard == [b""], "the connection of this user, which has sent nothing, and no other"
+    else:
+        with socket.create_server(("127.0.0.1", 0)) as door:
+            meet(door.getsockname()[1])
+            first, second = door.accept()[0], door.accept()[0]
+            with first, second:
+                assert [is_own_connection(first), is_own_connection(second)] == [False, True]
+    for one in kept:
+        one.close()
 
 
 def test_refusals_are_summed_up(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
