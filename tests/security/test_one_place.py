@@ -144,7 +144,7 @@ def reads(source: Source) -> Iterator[int]:
             path = node.args[0]
         else:
             continue
-        if not start_of(path).startswith(_KERNELS):
+        if not f"{start_of(path)}/".startswith(_KERNELS):
             yield node.lineno
 
 
