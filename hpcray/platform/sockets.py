@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import ipaddress
 import os
@@ -177,10 +178,15 @@ def bind_private(sock: socket.socket, path: str) -> None:
     """Bind a Unix socket to a path; no other user can connect, from the first moment on.
 
     Raises:
-        OSError: the path cannot be made.
+        OSError: the path cannot be made; the message names it.
     """
     os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the mode of the socket
-    sock.bind(path)
+    try:
+        sock.bind(path)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "; hint: make room there, or set HPCRAY_TMPDIR to another place" if full else ""
+        raise OSError(error.errno, f"{error.strerror}: {path}{hint}") from None
 
 
 def close_listeners() -> None:

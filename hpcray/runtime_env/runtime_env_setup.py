@@ -79,7 +79,7 @@ def _walk(root: str, below: str, specs: list[tuple[str, object]]) -> Iterator[st
     here = os.path.join(root, below)
     found = [] if os.environ.get(_IGNORE_VARIABLE) == "1" else [os.path.join(here, name) for name in IGNORE_FILES]
     lines: list[str] = []
-    for path in found:
+    for path in filter(os.path.isfile, found):  # a pipe would never end
         with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
             lines += file.read().splitlines()
     if lines:
@@ -90,7 +90,10 @@ def _walk(root: str, below: str, specs: list[tuple[str, object]]) -> Iterator[st
             yield below + "/"
         for entry in found_here:
             name = os.path.join(below, entry.name)
-            directory = entry.is_dir()
+            try:
+                directory = entry.is_dir()
+            except OSError:
+                continue  # a link that leads to itself
             shown = name.replace(os.sep, "/") + ("/" if directory else "")
             if any(spec.match_file(shown[len(base) :].lstrip("/")) for base, spec in specs):  # type: ignore[attr-defined]
                 continue
@@ -134,7 +137,7 @@ def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
         top: a directory that everything is put into.
 
     Raises:
-        PackageError: the package would be larger than half a GiB.
+        PackageError: the package would be larger than half a GiB, or a file cannot be read.
     """
     import zipfile  # not before: every `import hpcray` would pay for it
 
@@ -158,8 +161,12 @@ def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
                 continue
             info.external_attr = (stat.S_IMODE(os.stat(path).st_mode) & _PERMISSIONS | stat.S_IFREG) << 16
             info.compress_type = zipfile.ZIP_DEFLATED
-            with open(path, "rb") as file:
-                package.writestr(info, file.read())
+            try:
+                with open(path, "rb") as file:
+                    package.writestr(info, file.read())
+            except OSError as error:
+                hint = "leave it out with the 'excludes' option to the runtime_env"
+                raise PackageError(f"{path} cannot be packed: {error.strerror}; hint: {hint}") from None
     return buffer.getvalue()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 import hpcray as ray
 from hpcray.common.ids import raylet_of
 from hpcray.diagnostics.cluster_query import ClusterQuery
+from hpcray.platform.sockets import bind_private
 from hpcray.runtime.core_worker.core_worker import current
 
 PROGRAM = """\
@@ -171,6 +174,21 @@ def test_starts_that_fail_in_the_same_way_are_told_with_their_cause(tmp_path: Pa
     assert text.count("Traceback") == 1, text
     tries = [float(line) for line in (tmp_path / "failed").read_text().split()]
     assert 3 <= len(tries) <= 5, tries
+
+
+class Full(socket.socket):
+    def bind(self, path: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_socket_without_room_says_where_room_is_missing(tmp_path: Path) -> None:
+    """That is the cause why no worker starts, and the error of get() passes it on."""
+    with Full(socket.AF_UNIX) as full, pytest.raises(OSError, match="No space left on device") as raised:
+        bind_private(full, str(tmp_path / "3.s"))
+    assert f": {tmp_path}/3.s; hint: make room there, or set HPCRAY_TMPDIR" in str(raised.value)
+    assert raised.value.errno == errno.ENOSPC
+    with socket.socket(socket.AF_UNIX) as one, pytest.raises(FileNotFoundError, match=f"{tmp_path}/no/3.s$"):
+        bind_private(one, str(tmp_path / "no" / "3.s"))
 
 
 def test_a_question_that_cannot_be_answered_does_not_end_the_node() -> None:

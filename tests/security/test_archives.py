@@ -105,3 +105,37 @@ def test_what_runs_with_its_owners_rights_is_packed_and_unpacked_without_them(tm
     package = pack_package(str(source), ["tool"])
     where = unpack_package(str(tmp_path), "1" * 32, lambda: package)
     assert stat.S_IMODE(os.stat(f"{where}/tool").st_mode) == 0o755
+
+
+def test_a_directory_is_packed_without_what_is_no_file(tmp_path: Path) -> None:
+    """Links in a circle, a pipe that would never end, and a socket; a link out of it stands for what it leads to."""
+    source = tmp_path / "d"
+    source.mkdir()
+    (source / "module.py").write_text("x = 1")
+    (source / "self").symlink_to("self")
+    (source / "there").symlink_to("back")
+    (source / "back").symlink_to("there")
+    (source / "up").symlink_to("..")
+    (source / "nowhere").symlink_to("nothing")
+    (tmp_path / "outside").write_text("y = 2")
+    (source / "link.py").symlink_to("../outside")
+    os.mkfifo(source / "pipe")
+    os.mkfifo(source / ".gitignore")
+    package = zipfile.ZipFile(io.BytesIO(package_of(str(source), [], False)))
+    assert {name: package.read(name) for name in package.namelist()} == {"module.py": b"x = 1", "link.py": b"y = 2"}
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "d"
+    source.mkdir()
+    (source / "secret").touch()
+    real = open
+
+    def refuse(path: object, *args: object, **words: object) -> object:
+        if str(path).endswith("/secret"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, *args, **words)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(PackageError, match=f"{source}/secret cannot be packed: Permission denied; hint: .*excludes"):
+        package_of(str(source), [], False)
