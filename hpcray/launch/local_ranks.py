@@ -38,6 +38,10 @@ from hpcray.platform.process_control import (
 )
 
 EXIT_NOT_STARTED = 127
+EXIT_MPI_FAILED = 75
+"""MPI has failed in a rank before all were up: nothing of the program has run, and another try may succeed."""
+_ERRORS_OF_MPI = range(14, 18)
+"""Exit codes of a process in which Open MPI does not start: MPI_ERR_UNKNOWN to MPI_ERR_INTERN."""
 _END_TIMEOUT = 3.0
 """Seconds that ranks have to end after SIGTERM."""
 _LEFT_EARLY = 1.0
@@ -97,6 +101,9 @@ class _Ranks:
     Args:
         recover: whether the others go on when one has failed, once all are up.
         up: returns whether they are.
+
+    Attributes:
+        code: the exit code. mpi_failed: whether it is that of a rank in which MPI has not started.
     """
 
     def __init__(self, recover: bool, up: Callable[[], bool]) -> None:
@@ -104,6 +111,7 @@ class _Ranks:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._kill_at = self._up_by = float("inf")
         self.code = 0
+        self.mpi_failed = False
 
     def start(self, command: Sequence[str], environ: dict[str, str]) -> None:
         """Start one more rank.
@@ -171,6 +179,7 @@ class _Ranks:
                 when = " before all ranks were up" if starting else ""
                 text = f"rank {rank} was ended by signal {-status}{when}, and so the job ends"
                 print(f"hpcray-launch: {text}", file=sys.stderr, flush=True)
+            self.mpi_failed |= starting and not self.code and status in _ERRORS_OF_MPI
             self.end(code)
         self.code = self.code or code
 
@@ -206,7 +215,7 @@ def main(argv: Sequence[str]) -> int:
         for rank in range(size):
             ranks.start(command, {**environ, **server.environ(rank, environ)})
         ranks.wait(wakeup, drain)
-        return ranks.code
+        return EXIT_MPI_FAILED if ranks.mpi_failed else ranks.code
     except (OSError, PmixError) as error:
         ranks.send(signal.SIGKILL)
         print(

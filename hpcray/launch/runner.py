@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from hpcray.launch.local_ranks import end_orphans, fork, local_arguments, remove_sessions
+from hpcray.launch.local_ranks import EXIT_MPI_FAILED, end_orphans, fork, local_arguments, remove_sessions
 from hpcray.platform.console import CONSOLE_VARIABLE, ConsoleOffer, ExitFile
 from hpcray.platform.console import EXIT_FILE_VARIABLE as EXIT_FILE
 from hpcray.platform.mpi_directory import MpiDirectory, mpirun_settings, remove_abandoned
@@ -51,15 +51,21 @@ def run_launcher(line: Sequence[str], console: bool) -> int:
         The program's exit code as rank 0 reported it, else the launcher's; 128 + n for signal n. Rank 0 reports it over
         the socket of the console, or in a file where there is no console and ranks have died.
     """
-    run = _LauncherRun(ConsoleOffer() if console else None)
     with _descriptors() if console else contextlib.nullcontext((0, 1, 2)) as descriptors:
-        try:
-            run.start(line)
-        except OSError as error:
-            print(f"hpcray-launch: cannot start {line[0]}: {error.strerror}", file=sys.stderr)
-            return 127
-        with _handling(run.forward):
-            return run.wait(descriptors)
+        for is_last in (False, True):
+            run = _LauncherRun(ConsoleOffer() if console else None)
+            try:
+                run.start(line)
+            except OSError as error:
+                print(f"hpcray-launch: cannot start {line[0]}: {error.strerror}", file=sys.stderr)
+                return 127
+            with _handling(run.forward):
+                code = run.wait(descriptors)
+            if is_last or not run.may_try_again:
+                break
+            text = "MPI has not started, as it says above; nothing has run yet, and it is tried once more"
+            print(f"hpcray-launch: {text}", file=sys.stderr, flush=True)
+        return code
 
 
 class _ForkedLauncher:
@@ -90,7 +96,11 @@ _OF_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOST
 
 
 class _LauncherRun:
-    """One run of the launcher. `offer` None: the launcher forwards output and signals in its own way."""
+    """One run of the launcher. `offer` None: the launcher forwards output and signals in its own way.
+
+    Attributes:
+        may_try_again: whether it has ended before the program could begin, because of MPI.
+    """
 
     def __init__(self, offer: ConsoleOffer | None) -> None:
         self._offer = offer
@@ -99,6 +109,7 @@ class _LauncherRun:
         self._files: MpiDirectory | None = None
         self._end_requests: list[int] = []
         self._terminated = False
+        self.may_try_again = False
 
     def start(self, line: Sequence[str]) -> None:
         """Start the launcher, so that it ends when this process is killed.
@@ -205,7 +216,9 @@ class _LauncherRun:
         return time.monotonic() + _SIGKILL_DELAY
 
     def _code(self, status: int) -> int:
-        if status < 0 and isinstance(self._launcher, _ForkedLauncher):
+        local = isinstance(self._launcher, _ForkedLauncher)
+        self.may_try_again = local and status == EXIT_MPI_FAILED and not self._end_requests
+        if status < 0 and local:
             end_orphans()
             remove_abandoned()
             remove_sessions()

@@ -50,7 +50,7 @@ class MpiDirectory:
             OSError: it cannot be made.
         """
         if not parent:
-            parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else os.environ.get("TMPDIR") or "/tmp"
+            parent = _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else _temporary()
         remove_abandoned(parent)
         while True:
             path = os.path.join(parent, f"{_prefix()}{os.urandom(_RANDOM).hex()}")
@@ -98,22 +98,35 @@ def memory_settings(path: str, environ: Mapping[str, str], installation: str = "
 def private_memory(environ: MutableMapping[str, str]) -> Iterator[None]:
     """Context manager in which Open MPI makes its shared-memory files in a private directory. At the end, when all
     peers have mapped them, they are removed with it. The place that a site, a user or the launcher has chosen stays.
+    What else it makes is in the launcher's directory.
 
     Args:
         environ: this process's environment.
     """
-    settings = memory_settings("", environ)
-    if not settings:
-        yield
-        return
-    directory = MpiDirectory.create()
-    environ.update(dict.fromkeys(settings, directory.path))
+    changes, directory = dict.fromkeys(memory_settings("", environ), ""), None
+    if changes:
+        directory = MpiDirectory.create()
+        changes = dict.fromkeys(changes, directory.path)
+    if is_mpi_directory(launcher := environ.get(LAUNCHER_DIRECTORY, "")):
+        changes["TMPDIR"] = launcher  # where Open MPI makes a session directory if the launcher is gone
+    before = {name: environ.pop(name) for name in changes if name in environ}
+    environ.update(changes)
     try:
         yield
     finally:
-        for name in settings:
+        for name in changes:
             del environ[name]
-        directory.remove()
+        environ.update(before)
+        if directory is not None:
+            directory.remove()
+
+
+def _temporary() -> str:
+    """The directory for temporary files, or the system's where another user could exchange what is in that one."""
+    from hpcray.platform.private_files import exposed_directory  # the launcher loads little
+
+    named = os.environ.get("TMPDIR") or "/tmp"
+    return "/tmp" if exposed_directory(named) else named
 
 
 def _installation(environ: Mapping[str, str]) -> str:

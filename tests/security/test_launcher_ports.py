@@ -17,7 +17,7 @@ from helpers.leaks import LeakCheck, wait_until
 from helpers.ports import listening, port_of
 from helpers.strangers import as_stranger, stranger_says
 
-from hpcray.launch.local_ranks import compose_local
+from hpcray.launch.local_ranks import EXIT_MPI_FAILED, compose_local
 from hpcray.platform.mpi_directory import find_library
 from hpcray.platform.process_tree import descendants
 
@@ -194,6 +194,34 @@ def test_ranks_end_with_the_launcher(leak_check: LeakCheck) -> None:
         wait_until(lambda: not leak_check.processes("sleep"), "their end")
     run = Job(compose_local(sys.executable, 1, LIBRARY, True, ["true"]))
     assert run.wait().code == 0, "and removes what the killed one has left"
+
+
+# In the first tries, MPI does not start in rank 1.
+FAIL = """\
+import os, sys
+from hpcray.cli.launch import main
+from hpcray.launch.pmix_server import PmixServer
+times, environ = int(sys.argv[1]), PmixServer.environ
+def failing(self, rank, given):
+    found = environ(self, rank, given)
+    names = [f"{sys.argv[2]}.{number}" for number in range(times)]
+    if rank == 1 and (free := [name for name in names if not os.path.exists(name)]):
+        open(free[0], "w").close()
+        found["OMPI_MCA_pml"] = "none_of_that_name"
+    return found
+PmixServer.environ = failing
+sys.exit(main(["-n", "2", sys.argv[3]]))
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_where_mpi_does_not_start_it_is_tried_once_more(leak_check: LeakCheck, tmp_path: Path, times: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import hpcray as ray; ray.init(); print(len(ray.nodes()))")
+    with Job([sys.executable, "-c", FAIL, str(times), str(tmp_path / "failed"), str(program)]) as job:
+        ended = job.wait()
+    assert ended.err.count("nothing has run yet, and it is tried once more") == 1, ended.err
+    assert (ended.code, ended.out) == ((0, "2\n") if times == 1 else (EXIT_MPI_FAILED, "")), ended.err
 
 
 def test_the_code_is_that_of_the_first_rank_that_failed(leak_check: LeakCheck) -> None:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.jobs import ROOT
-from helpers.leaks import LeakCheck
+from helpers.jobs import ROOT, Job
+from helpers.leaks import LeakCheck, wait_until
 from helpers.strangers import UID
 
-from hpcray.platform.mpi_directory import MpiDirectory, memory_settings, remove_abandoned
+from hpcray.launch.local_ranks import compose_local
+from hpcray.platform.mpi_directory import MpiDirectory, find_library, memory_settings, remove_abandoned
 
+LIBRARY = find_library(shutil.which("mpirun") or "")
 RULE = Path("/proc/sys/fs/protected_regular")
 
 # Its /dev/shm is its own: planted names would meet every other job of this machine.
@@ -110,6 +113,51 @@ def test_a_directory_that_a_dead_process_has_left_is_removed_by_the_next(tmp_pat
     living.remove()
     living.remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_without_memory_it_is_in_no_directory_that_another_user_could_exchange(
+    stranger: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpcray.platform.mpi_directory._MEMORY", str(tmp_path / "none"))
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    monkeypatch.setenv("TMPDIR", str(theirs))
+    for owner, parent in ((os.getuid(), str(theirs)), (UID, "/tmp")):
+        os.chown(theirs, owner, -1)
+        made = MpiDirectory.create()
+        assert os.path.dirname(made.path) == parent
+        made.remove()
+
+
+# A rank whose launcher is killed while it starts MPI: SIGTERM does not interrupt that.
+ORPHAN = """\
+import os, signal, sys, time
+from hpcray.platform.mpi_directory import private_memory
+from hpcray.transport.startup import start_mpi
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+launcher = os.getppid()
+print(os.getpid(), flush=True)
+while os.getppid() == launcher:
+    time.sleep(0.01)
+with private_memory(os.environ):
+    start_mpi(True)
+"""
+
+
+@pytest.mark.skipif(not LIBRARY, reason="no Open MPI whose PMIx library hpcray knows")
+def test_ranks_whose_launcher_was_killed_leave_nothing_where_others_look(
+    leak_check: LeakCheck, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open MPI makes a session directory of its own where the launcher does not answer, and leaves it there."""
+    place = tmp_path / "t"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    with Job(compose_local(sys.executable, 2, LIBRARY, True, [sys.executable, "-c", ORPHAN])) as job:
+        ranks = [job.line(), job.line()]
+        job.send(signal.SIGKILL)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{rank}") for rank in ranks), "their end")
+    assert list(place.iterdir()) == []
+    remove_abandoned()
 
 
 def test_links_and_directories_of_others_are_not_removed(stranger: None, tmp_path: Path) -> None:
