@@ -103,7 +103,7 @@ class _Ranks:
         up: returns whether they are.
 
     Attributes:
-        code: the exit code. mpi_failed: whether it is that of a rank in which MPI has not started.
+        code: the exit code. mpi_failed: whether there is a rank in which MPI has not started.
     """
 
     def __init__(self, recover: bool, up: Callable[[], bool]) -> None:
@@ -179,7 +179,7 @@ class _Ranks:
                 when = " before all ranks were up" if starting else ""
                 text = f"rank {rank} was ended by signal {-status}{when}, and so the job ends"
                 print(f"hpcray-launch: {text}", file=sys.stderr, flush=True)
-            self.mpi_failed |= starting and not self.code and status in _ERRORS_OF_MPI
+            self.mpi_failed |= starting and status in _ERRORS_OF_MPI
             self.end(code)
         self.code = self.code or code
 
