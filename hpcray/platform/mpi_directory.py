@@ -103,10 +103,8 @@ def private_memory(environ: MutableMapping[str, str]) -> Iterator[None]:
     Args:
         environ: this process's environment.
     """
-    changes, directory = dict.fromkeys(memory_settings("", environ), ""), None
-    if changes:
-        directory = MpiDirectory.create()
-        changes = dict.fromkeys(changes, directory.path)
+    directory = MpiDirectory.create() if memory_settings("", environ) else None
+    changes = memory_settings(directory.path, environ) if directory is not None else {}
     if is_mpi_directory(launcher := environ.get(LAUNCHER_DIRECTORY, "")):
         changes["TMPDIR"] = launcher  # where Open MPI makes a session directory if the launcher is gone
     before = {name: environ.pop(name) for name in changes if name in environ}

@@ -114,20 +114,6 @@ class PrivateDirectory:
         """The path of an entry, for messages and for other programs."""
         return os.path.join(self.path, name)
 
-    def exposed_by(self) -> str:
-        """The reason why another user could put another directory at this path later; "" if none can."""
-        try:
-            step = _walk(self.path, False)
-        except UntrustedPathError as error:
-            return str(error)
-        except OSError as error:
-            return f"{self.path}: {error.strerror}"
-        try:
-            same = os.path.samestat(os.fstat(step), os.fstat(self.fd))
-        finally:
-            os.close(step)
-        return "" if same else f"{self.path} has become another directory"
-
     def directory(self, name: str, make: bool = True, excess: int = WORLD) -> PrivateDirectory:
         """Open a directory in this one; made (0700) where it is missing.
 
