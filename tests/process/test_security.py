@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import resource
 import socket
 import stat
 import subprocess
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 from helpers.jobs import Job, as_module
 from helpers.leaks import LeakCheck, wait_until
-from helpers.ports import listening
+from helpers.ports import listening, port_of
 from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
 
 import hpcray as ray
@@ -383,6 +384,43 @@ sys.stdin.read()
 """
 
 
+UCX_TWO = """\
+import sys, time
+from hpcray.transport.ucx_engine import UcxEngine
+from hpcray.transport.ucx_data import UcxData
+engine = UcxEngine(1, bytes(32))
+data = UcxData(engine)
+data.register(memoryview(bytearray(b"GOOD" * 25_000)))
+data.connect(0, bytes.fromhex(sys.argv[1]), True)
+for number in (7, 8):
+    data.send(0, number, 0, 100_000)
+    end = time.monotonic() + 60
+    while not data.progress() and time.monotonic() < end:
+        time.sleep(0.001)
+    print(f"sent {number}", flush=True)
+    sys.stdin.readline()
+"""
+
+# Connections that send nothing, noise, or what UCX's own begin with; the last ones stay open.
+UCX_NOISE = """\
+import os, socket, sys
+held = []
+for number in range(int(sys.argv[1])):
+    for port in sys.argv[2:]:
+        one = socket.socket()
+        try:
+            one.settimeout(1)
+            one.connect(("127.0.0.1", int(port)))
+            one.send((b"", os.urandom(8), os.urandom(300), b"CCSUPCT" + os.urandom(57))[number % 4])
+        except OSError:
+            continue
+        if number > 100:
+            held.append(one)
+print("held", len(held), flush=True)
+sys.stdin.readline()
+"""
+
+
 UCX_LOAD = ("hpcray.transport.ucx_data", "ucxx._lib.libucxx", "encodings.ascii")
 
 
@@ -429,6 +467,58 @@ def test_ucx_keeps_no_messages_of_strangers(stranger: None, ucx: tuple[Any, Any]
         assert not probe(lib.UCXXTag(0), lib.UCXXTagMask(0), False).matched, "nothing is left of them"
         grown.append(resident() - before)
     assert min(grown[1:]) < 20 << 20, f"of 48 MB: {grown}"
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_ucx_says_little_of_strangers_connections_and_its_own_go_on(
+    stranger: None, ucx: tuple[Any, Any], capfd: pytest.CaptureFixture[str], few: bool
+) -> None:
+    """Where they take all descriptors UCX closes its port, with a line: what is connected by then stays."""
+    engine, data = ucx
+    arena = bytearray(100_000)
+    data.register(memoryview(arena))
+    engine.address()
+    ports = {port_of(line) for line in listening([os.getpid()])}
+
+    def until(child: subprocess.Popen[str], text: bytes) -> None:
+        assert child.stdout is not None
+        os.set_blocking(child.stdout.fileno(), False)
+        said, deadline = b"", time.monotonic() + 60
+        while text not in said:
+            assert time.monotonic() < deadline and child.poll() is None, said
+            reports.extend(data.progress())
+            engine.heard()
+            with contextlib.suppress(BlockingIOError):
+                said += os.read(child.stdout.fileno(), 10_000)
+
+    reports: list[object] = []
+    data.receive(1, 7, 0, len(arena))
+    good = as_stranger(UCX_TWO, engine.address().hex(), load=UCX_LOAD)
+    until(good, b"sent 7")
+    noise = as_stranger(UCX_NOISE, 300, *ports, load=("encodings.idna",))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if few:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, limit[1]))
+    capfd.readouterr()
+    try:
+        until(noise, b"held")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    said = "".join(capfd.readouterr())
+    assert said.count("\n") <= (len(ports) if few else 0), said
+    data.receive(1, 8, 0, len(arena))
+    assert good.stdin is not None
+    good.stdin.write("\n")
+    good.stdin.flush()
+    until(good, b"sent 8")
+    deadline = time.monotonic() + 30
+    while len(reports) < 2 and time.monotonic() < deadline:
+        reports.extend(data.progress())
+    assert reports == [("received", 1, 7, None), ("received", 1, 8, None)] and bytes(arena) == b"GOOD" * 25_000
+    for child in (good, noise):
+        child.kill()
+        child.communicate()
+    data.close()
 
 
 def resident() -> int:

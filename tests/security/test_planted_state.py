@@ -15,6 +15,7 @@ from helpers.leaks import LeakCheck
 from helpers.strangers import UID, as_stranger, stranger_says
 
 import hpcray as ray
+from hpcray.attach import starter
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
@@ -399,6 +400,48 @@ def test_settings_of_ucx_count_where_no_other_user_could_have_put_them(
     found.append(directory())
     assert found == [str(place), str(place), "/", "/", str(place), "/", "/", "/"]
     assert os.getcwd() == str(place)
+
+
+SESSIONS = """\
+import os, sys
+root, evil = sys.argv[1:]
+os.umask(0)
+os.rename(root, root + ".old")
+os.rename(evil, root)
+"""
+
+
+def test_the_way_into_a_job_believes_no_session_of_another_user(
+    shared: Path, theirs: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it finds there names the Python that it becomes. Who owns a directory above exchanges what is below."""
+    monkeypatch.setenv("HPCRAY_SAFE_DIRECTORIES", str(theirs))
+    monkeypatch.setattr(starter, "_roots", lambda: {f"{theirs}/hpcray-{os.getuid()}"})
+    session = SessionDirectory.create({"HPCRAY_TMPDIR": str(theirs)})
+    try:
+        session.publish("0123456789abcdef", 0, "node")
+        assert [info["path"] for info in starter._sessions("")] == [session.path], "with what is this user's"
+        root = Path(session.path).parent
+        evil = theirs / "evil"
+        code = "import os, sys; os.umask(0); os.makedirs(sys.argv[1])"
+        code += "; [open(f'{sys.argv[1]}/{name}', 'w') for name in ('lock', 'info.json')]"
+        stranger_says(code, evil / "0badc0de")
+        stranger_says(SESSIONS, root, evil)
+        assert starter._sessions("") == [], "the whole of it"
+        root.rename(evil)
+        root.with_name(root.name + ".old").rename(root)
+        assert len(starter._sessions("")) == 1
+        for name in ("lock", "info.json"):
+            os.chown(Path(session.path, name), UID, UID)
+            assert starter._sessions("") == [], name
+            os.chown(Path(session.path, name), 0, 0)
+        Path(session.path).rename(theirs / "real")
+        Path(session.path).symlink_to(theirs / "real")
+        assert starter._sessions("") == [], "a link"
+        Path(session.path).unlink()
+        (theirs / "real").rename(session.path)
+    finally:
+        session.remove()
 
 
 UV = """\
