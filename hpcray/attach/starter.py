@@ -98,7 +98,7 @@ def _roots():
 
 
 def _open_own(name, above=None, flags=os.O_RDONLY | os.O_DIRECTORY):
-    """Open what is this user's alone: whoever owns a directory above could exchange it between a look and a use."""
+    """Open what is this user's alone: the owner of a directory above could exchange it between a look and a use."""
     fd = os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=above)
     state = os.fstat(fd)
     if state.st_uid != os.getuid() or state.st_mode & 0o077:

@@ -386,7 +386,7 @@ def without_network(wanted: bool) -> Iterator[None]:
 def without_planted_settings() -> Iterator[None]:
     """Inside, the working directory is the root directory, if other users can write to what it was.
 
-    UCX, whoever loads it, takes settings from a file there, and these name libraries that it loads.
+    UCX, also where MPI loads it, takes settings from a file there, and these name libraries that it loads.
     """
     if _is_own_directory():
         yield
