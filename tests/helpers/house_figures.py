@@ -17,7 +17,6 @@ STRINGS = {
 """Strings that name a module above their own, or close a circle of imports, with what for."""
 
 INJECTED = {
-    "ActorExecutor._replace_values: self.worker.reply": 1,
     "ObjectRecovery.remake_with: self.remake": 1,
     "ObjectTable.record_creation_sites: part.*": 1,
     "ObjectTable.record_parents: self.create": 1,

@@ -70,6 +70,18 @@ def test_no_node_stays_idle_for_nearness(decided_by: str) -> None:
     assert cluster.net.now < 9.0, "no two of them followed each other"
 
 
+def test_of_nodes_that_are_used_alike_the_near_one_is_taken() -> None:
+    """Above the share to which nodes are filled one after the other, too, but never one that is used more."""
+    cluster, _ = started([4] * 4, ["s0.s1", "s0.s2", "s0.s2", "s0.s1"])
+    resources = cluster.head.resources
+    for node in range(4):
+        resources.promise(node, (("CPU", 25_000),))
+    assert resources.choose(CPU1, 1, but=0, near=0) == [(3, 1)]
+    assert resources.choose(CPU1, 1, but=0, near=0) == [(1, 1)], "node 3 is used more now"
+    nothing = [resources.choose(m.Shape(()), 1, near=0)[0][0] for _ in range(4)]
+    assert len(set(nothing[:2])) == 2, "what needs nothing takes turns"
+
+
 def test_spread_tasks_spread(decided_by: str) -> None:
     cluster, driver = started([4] * 4, ["s0.s1", "s0.s1", "s0.s2", "s0.s2"])
     tasks = submit(driver, 8, 0.5, shape("SPREAD", CPU=1))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.slurm import Cluster, Slurm, boot, leak_checked
+from helpers.slurm import SRUN, Cluster, Slurm, boot, leak_checked
 from testcluster.cluster import ClusterError, why_not
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
@@ -230,16 +230,10 @@ for row in sorted(ray.nodes(), key=lambda row: row["Index"]):
     print("at", *[row["Labels"]["hpcray.io/" + name] for name in names], flush=True)
 """
     with leak_checked(uneven, "ranks") as slurm:
-        told = slurm.complete(
-            slurm.sbatch(
-                "-N2",
-                "--nodelist=n1,n2",
-                "--ntasks-per-node=2",
-                "-c2",
-                slurm.source / "slurm" / "cpu.sbatch",
-                slurm.write(program),
-            )
-        )
+        line = (*SRUN[:-1], "--ntasks-per-node=2", "-N2", "-n4", "--nodelist=n1,n2", "-c2", "python", "-m", "hpcray")
+        ended = slurm.run(*line, "--num-cpus", "1", slurm.write(program))
+        assert ended.code == 0, ended.err
+        told = ended.out
         lines = [line for line in told.splitlines() if line.startswith("at ")]
         assert sorted(lines) == ["at n1 s1 s0.s1"] * 2 + ["at n2 s2 s0.s2"] * 2, told
 

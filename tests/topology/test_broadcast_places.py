@@ -28,6 +28,13 @@ def test_one_way_into_each_switch(of_node: list[Place], chunks: int, data: st.Da
     assert not any(root[: len(switch)] == switch for switch in crossings), "never back to where it came from"
 
 
+def test_up_to_two_further_switches_get_it_from_the_first_one() -> None:
+    """A switch that passed it on would have it on its link a second time, on its way out."""
+    tree, of_node = BroadcastTree(200, ("s0", "s1")), {1: "s1", 2: "s2", 3: "s2", 4: "s3", 5: "s3", 6: "s1"}
+    parents = {node: tree.join(node, node, (), ("s0", of_node[node])) for node in (3, 5, 4, 2, 1, 6)}
+    assert parents == {3: ROOT, 5: ROOT, 4: 5, 2: 3, 1: ROOT, 6: 1}
+
+
 @given(places, st.data())
 def test_dead_nodes_send_nothing(of_node: list[Place], data: st.DataObject) -> None:
     tree, dead, joined = BroadcastTree(8, of_node[0]), set[int](), [ROOT]

@@ -138,16 +138,16 @@ class NodeRanking:
             return found
         return heap[0][-1] if heap else None
 
-    def none_better(self, node: int, idle: bool) -> bool:
-        """Return True if this node has room and no node is better, whatever their use.
+    def none_better(self, node: int, most: float) -> bool:
+        """Return True if this node has room and no node is better but for its use.
 
         Args:
-            idle: False for a node that is used as far as nodes are filled in order.
+            most: used share of this node: if it is larger, the best node must not be used less.
         """
         rank, best = self._rank(node) if node in self._nodes else None, self.best()
-        if rank is None or best is None or (idle and any(rank[1:3])):
+        if rank is None or best is None:
             return False
-        return rank[0] <= self._current[best][0]
+        return rank[0] <= self._current[best][0] and rank[1] <= max(most, self._current[best][1])
 
     def some(self, count: int) -> list[int]:
         """At most `count` nodes with room, the best first."""
@@ -547,7 +547,7 @@ class ClusterResources:
 
         Args:
             only: on this node alone. but: not on this one.
-            near: nodes near this one come first, as long as they are as good as others; idle=False: as they have room.
+            near: nodes near this one come first, as long as no other is used less; idle=False: as they have room.
 
         Returns:
             (node, how many) pairs; together perhaps fewer than `count`.
@@ -560,8 +560,9 @@ class ClusterResources:
                 count -= 1
             return list(given.items())
         ranking = self._ranking(shape, shape)
-        for other in self._nearest_to(near) if near in self.places and not shape.strategy else ():
-            while count and other != but and ranking.none_better(other, idle):
+        by_place = near in self.places and not shape.strategy and (shape.resources or not idle)
+        for other in self._nearest_to(near) if by_place else ():
+            while count and other != but and ranking.none_better(other, 0.0 if idle else 1.0):
                 self._take_for(self.nodes[other], shape)
                 given[other] = given.get(other, 0) + 1
                 count -= 1

@@ -27,7 +27,8 @@ class BroadcastTree:
     """The tree below one root for one object, while many nodes request it: which node gets it from which.
 
     Where the places of nodes in the network are known, each switch has a tree of its own, below the first of its nodes
-    that requests the object, and so the object crosses the link of each switch once.
+    that requests the object, and so the object crosses the link of each switch once. A switch passes it on to others
+    only if the root's has two such others already: it would cross the link of that switch again, on its way out.
 
     The node that has the object (the *root*) sends it to one or two others, and redirects all further ones to nodes
     that have begun to receive it, which relay each chunk as soon as they have it. The shape follows from two costs: a
@@ -43,8 +44,8 @@ class BroadcastTree:
 
     def __init__(self, chunks: int, place: Place = ()) -> None:
         depth = max(_MIN_DEPTH, chunks // _CHUNKS_PER_LEVEL)
-        self._new_tree = partial(_SwitchTree, depth)
-        self._trees = {place[:level]: self._new_tree((0, 0, ROOT)) for level in range(len(place) + 1)}
+        self._new_trees = partial(_new_trees, depth)
+        self._trees = self._new_trees(place, 0, (0, 0, ROOT))
 
     def join(self, node: int, order: int, dead: Collection[int], place: Place = ()) -> int:
         """The node from which `node` gets the object: ROOT, or another node that has joined before.
@@ -63,9 +64,14 @@ class BroadcastTree:
         depth, parent = self._trees[place[:level]].find_parent(dead)
         found = (depth + 1, order, node)
         self._trees[place[:level]].add(found)
-        for below in range(level + 1, len(place) + 1):
-            self._trees[place[:below]] = self._new_tree((0, order, node))
+        self._trees |= self._new_trees(place, level + 1, (0, order, node))
         return parent
+
+
+def _new_trees(depth: int, place: Place, level: int, root: _Place) -> dict[Place, _SwitchTree]:
+    """The trees of the switches on the path to a node, from a level on. Between switches there are no long chains."""
+    levels = range(level, len(place) + 1)
+    return {place[:below]: _SwitchTree(depth if below == len(place) else 1, root) for below in levels}
 
 
 class _SwitchTree:

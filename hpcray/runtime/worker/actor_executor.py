@@ -10,7 +10,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NoReturn
 
 from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, TaskCancelledError, remote_traceback
@@ -258,17 +257,13 @@ class ActorExecutor:
         """Look from now on, before a call's value is sent, whether the call was cancelled or has called `exit`."""
         if not self._replaces_values:
             self._replaces_values = True
-            self.worker.reply = partial(self._reply_or_error, self.worker.reply)
+            self.worker.check_values()
 
-    def _reply_or_error(
-        self, reply: Callable[..., None], src: bytes, task: bytes, num_returns: int, value: Any,
-        error: BaseException | None, name: str, *rest: Any,
-    ) -> None:  # fmt: skip
-        if error is None and task in self.worker.cancelled:
-            value, error = None, Verdict(TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran"))
-        elif error is None and task in self._exiting:
-            value, error = None, self._died()
-        reply(src, task, num_returns, value, error, name, *rest)
+    def verdict(self, task: bytes, name: str) -> BaseException | None:
+        """Return the error that the caller of a call gets in place of its value; None for none."""
+        if task in self.worker.cancelled:
+            return Verdict(TaskCancelledError(TaskID(task), f"{name} was cancelled while it ran"))
+        return self._died() if task in self._exiting else None
 
     def route_by_group(self) -> None:
         """Route each further call by its concurrency group: there are some, or a call names one."""

@@ -571,6 +571,17 @@ class TaskExecutor:
         if self.options or self.cancelled:
             self.forget_options(msg.task)
 
+    def check_values(self) -> None:
+        """Ask the actor from now on before the value of a call is sent."""
+        self.reply = self._reply_checked
+
+    def _reply_checked(
+        self, src: bytes, task: bytes, num_returns: int, value: Any, error: BaseException | None, name: str, *rest: Any
+    ) -> None:
+        if error is None and self.actor is not None and (error := self.actor.verdict(task, name)) is not None:
+            value = None
+        self.replies.reply(src, task, num_returns, value, error, name, *rest)
+
     def arguments(
         self, blob: bytes, inline: list[bytes] | None, refs: list[m.ArgRef] | None
     ) -> tuple[Sequence[Any], dict[str, Any]]:
