@@ -57,27 +57,6 @@ if not (
     ObjectID = ObjectRef
     """The name that Ray gives `ObjectRef` too."""
 
-_LIBRARIES = ("air", "data", "rllib", "serve", "tune")
-
-
-class _NoLibrary:
-    """Says of `import hpcray.tune` and `from hpcray import tune` where Ray's libraries are. The last finder."""
-
-    @staticmethod
-    def find_spec(name: str, path: object = None, target: object = None) -> None:
-        """Raise an ImportError for such a module."""
-        if name.startswith("hpcray.") and name.partition(".")[2] in _LIBRARIES:
-            library = name.partition(".")[2]
-            raise ImportError(
-                f"hpcray has no module {library!r}: it is Ray's own; hint: `hpcray-launch --as-ray`, or `import "
-                f"hpcray.compat.ray` first, then `from ray import {library}` (docs/how-to/ray-libraries.md)",
-                name=name,
-            )
-
-
-if not any(getattr(one, "__name__", "") == "_NoLibrary" for one in _sys.meta_path):
-    _sys.meta_path.append(_NoLibrary)
-
 __all__ = [
     "ActorClass",
     "ActorHandle",

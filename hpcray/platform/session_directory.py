@@ -289,7 +289,7 @@ def _full(directory: str) -> str:
     except OSError:
         return ""
     free = room.f_bavail * room.f_frsize
-    if free >= _LEAST_ROOM and (room.f_favail or not room.f_files):
+    if not room.f_blocks or (free >= _LEAST_ROOM and (room.f_favail or not room.f_files)):
         return ""
     what = f"{free >> 10} KiB are free" if free < _LEAST_ROOM else "no file can be made"
     return f"{directory} is full: {what}; hint: set {_TMPDIR} to a directory that has room"

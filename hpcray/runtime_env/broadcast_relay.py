@@ -37,7 +37,7 @@ def children(rank: int, size: int) -> list[int]:
 
 
 def near_parents(places: Sequence[Place]) -> list[int]:
-    """Who sends to each rank, where the places of all ranks in the network are known; 0 for rank 0, too."""
+    """Return who sends to each rank, where the places of all ranks in the network are known; 0 for rank 0, too."""
     tree = BroadcastTree(_CHUNKS, places[0])
     found = [tree.join(rank, rank, (), places[rank]) for rank in range(1, len(places))]
     return [0, *(0 if sender == ROOT else sender for sender in found)]

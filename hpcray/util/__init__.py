@@ -102,6 +102,27 @@ class _AliasModule(ModuleType):
         return dir(importlib.import_module(self._target))
 
 
+_LIBRARIES = ("air", "data", "rllib", "serve", "tune")
+
+
+class _NoLibrary:
+    """Says of `import hpcray.tune` and `from hpcray import tune` where Ray's libraries are. The last finder."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raise an ImportError for such a module."""
+        if name.startswith("hpcray.") and name.partition(".")[2] in _LIBRARIES:
+            library = name.partition(".")[2]
+            raise ImportError(
+                f"hpcray has no module {library!r}: it is Ray's own; hint: `hpcray-launch --as-ray` runs programs that "
+                f"say `from ray import {library}` (docs/how-to/ray-libraries.md)",
+                name=name,
+            )
+
+
+if not any(getattr(one, "__name__", "") == "_NoLibrary" for one in sys.meta_path):
+    sys.meta_path.append(_NoLibrary)
+
 for _alias, _target in _ALIASES.items():
     sys.modules[f"{__name__}.{_alias}"] = _AliasModule(f"{__name__}.{_alias}", f"{__name__}.{_target}")
 

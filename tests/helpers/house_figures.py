@@ -106,10 +106,10 @@ LINES_OF_CODE = {
     "runtime_env": 1837,
     "state": 4024,
     "tensors": 3318,
-    "top": 1194,
+    "top": 1181,
     "topology": 417,
     "transport": 1979,
-    "util": 3599,
+    "util": 3612,
 }
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 

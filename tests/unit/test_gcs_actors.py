@@ -146,7 +146,7 @@ def test_watchers_of_an_actor_that_can_never_come_get_its_death() -> None:
     head.handle(OTHER, m.WatchActor(ACTOR[:-1] + b"x"))
     states = head.take(m.ActorStateUpdate, OTHER)
     assert [state.state for state in states] == ["DEAD", "DEAD"]
-    assert all("no such actor" in state.reason for state in states)
+    assert all("not known in this job" in state.reason for state in states)
 
 
 def test_a_kill_may_come_before_the_actor_is_registered() -> None:

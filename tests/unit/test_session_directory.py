@@ -121,6 +121,31 @@ def test_a_temporary_directory_that_takes_no_subdirectories_is_an_error(monkeypa
         SessionDirectory.create()
 
 
+@pytest.mark.parametrize(("blocks", "files", "why"), [(10, 9, "40 KiB are free"), (10_000, 0, "no file can be made")])
+def test_where_a_directory_is_full_the_session_is_elsewhere_or_refused(
+    tmp: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], blocks: int, files: int, why: str
+) -> None:
+    full = tmp / "full"
+    full.mkdir()
+    real = os.statvfs
+
+    def statvfs(path: str) -> os.statvfs_result:
+        if str(path) != str(full):
+            return real(path)
+        return os.statvfs_result((4096, 4096, 20_000, blocks, blocks, 1000, files, files, 0, 255))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+    monkeypatch.setenv("HPCRAY_TMPDIR", str(full))
+    with pytest.raises(SessionError, match=f"{full} is full: {why}; hint: set HPCRAY_TMPDIR"):
+        SessionDirectory.create()
+    monkeypatch.delenv("HPCRAY_TMPDIR")
+    monkeypatch.setenv("TMPDIR", str(full))
+    session = SessionDirectory.create()
+    assert not session.path.startswith(str(full)) and not list(full.iterdir())
+    session.remove()
+    assert f"{full} is full: {why}" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------- what others may have put there
 
 OTHER = 12345
