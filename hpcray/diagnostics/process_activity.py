@@ -42,7 +42,7 @@ _MOST_THREADS = 64
 _MOST_POLLED = 1024
 _POLLED = struct.Struct("ihh")
 _CHANNELS = ("pipe:", "socket:", "anon_inode:[eventfd]")
-"""What only processes that have it open can write to, but for sockets without a connection."""
+"""Descriptors to which only processes that have them open can write, but for sockets without a connection."""
 _LOOKS_PER_SEARCH = 10
 """Looks after which all processes of the host are looked at again: their numbers may have been given anew."""
 _NETLINK_SOCK_DIAG, _SOCK_DIAG, _DUMP, _SHOW_PEER, _PEER, _DONE, _ERROR, _ALL = 4, 20, 0x301, 4, 2, 3, 2, 0xFFFFFFFF

@@ -41,7 +41,7 @@ JobT = TypeVar("JobT")
 
 @dataclass(frozen=True)
 class JobNames:
-    """What a job is called.
+    """Ids and names of a job.
 
     Attributes:
         ids: that only this job has: Slurm's, that of `hpcray submit`, the name of its session.

@@ -53,12 +53,12 @@ class RunningJob:
 
     @property
     def submitted_ids(self) -> list[str]:
-        """What `hpcray submit` may call it: Slurm's id, or the pid of a local job's controller."""
+        """Ids that `hpcray submit` may have given it: Slurm's, or the pid of a local job's controller."""
         return [self.node.slurm_job, *map(str, ancestors(self.node.pid))]
 
     @property
     def called(self) -> JobNames:
-        """What it is called: by Slurm, by its session, by its program."""
+        """Its ids and names: of Slurm, of its session, of its program."""
         ids = self.node.slurm_job, self.node.session, os.path.basename(self.path)
         return JobNames(tuple(filter(None, ids)), program_names(self.program.split()))
 
