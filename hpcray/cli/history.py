@@ -12,13 +12,13 @@ from typing import Any
 
 import click
 
-from hpcray.cli.job_option import job_option
+from hpcray.cli.job_option import job_option, submitted_job
 from hpcray.common.figures import quantile
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
 from hpcray.history.job_history import JobHistory, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
-from hpcray.history.runs import Run, find_runs, history_root
+from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
 from hpcray.processes.running_jobs import running_jobs
 from hpcray.ray_start.surroundings import parse_cluster_address
@@ -44,7 +44,8 @@ def ended_job(wanted: str) -> JobHistory | None:
 def _ended_run(wanted: str) -> Run | None:
     if wanted == "auto" or parse_cluster_address(wanted) is not None:
         return None
-    found = find_runs(history_root(os.environ), wanted.removeprefix("slurm://"))
+    name = wanted.removeprefix("slurm://")
+    found = find_runs(history_root(os.environ), name) or _runs_called(name)
     if not found:
         return None
     newest = found[0]
@@ -56,9 +57,27 @@ def _ended_run(wanted: str) -> Run | None:
         return None
     if len({run.name for run in found}) > 1:
         others = ", ".join(run.name for run in found[1:])
-        click.echo(f"hpcray: job {newest.job} ran {len(found)} times; this is the last one, {newest.name}; "
-                   f"earlier ones: --job {others}", err=True)  # fmt: skip
+        what = f"job {newest.job} ran {len(found)} times" if name == newest.job else f"{name} ran {len(found)} times"
+        click.echo(plain_line(f"hpcray: {what}; this is the last one, {newest.name}; earlier ones: --job {others}"),
+                   err=True)  # fmt: skip
     return newest
+
+
+def _runs_called(name: str) -> list[Run]:
+    """The runs of the jobs that ended and that a name means which is no id: of a submitted job or a program, or the
+    beginning of one; [] where a job that runs or is queued has it."""
+    if os.path.isabs(name) or jobs_meant(name, running_jobs(), lambda job: job.called):
+        return []
+    if jobs_meant(name, active_jobs(), lambda job: JobNames((job.job_id,), (job.name,))):
+        return []
+    root = history_root(os.environ)
+    if (submitted := submitted_job(name)) is not None:
+        return find_runs(root, submitted)
+
+    def called(run: Run) -> JobNames:
+        return JobNames((run.job, run.name), program_names(JobHistory(run, whole=False).program.split()))
+
+    return jobs_meant(name, runs(root), called)
 
 
 def _heading(history: JobHistory) -> str:

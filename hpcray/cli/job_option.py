@@ -11,12 +11,15 @@ from typing import NoReturn
 import click
 
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on, slurm_jobs_meant
-from hpcray.common.exceptions import RayError
+from hpcray.common.exceptions import RayError, SubmitError
 from hpcray.common.terminal_text import plain, plain_line
+from hpcray.history.runs import JobNames, jobs_meant
 from hpcray.job_submission.cluster_address import find_cluster
+from hpcray.jobs.batch_queues import active_jobs
+from hpcray.jobs.submitted_job import find_job
 from hpcray.platform.config_files import ConfigFileError, file_settings
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
-from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job
+from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job, running_jobs
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state import attached
@@ -26,8 +29,9 @@ _NO_GUESS = 2  # exit code where more than one job could be meant
 
 job_option = click.option(
     "--job", "--address", "address", default="auto", metavar="JOB",
-    help="Slurm's id or name of the job, the name of the session, or a session directory (default: what HPCRAY_SESSION "
-    "or else HPCRAY_ADDRESS says, the job of this allocation, or the only one; see hpcray jobs).",
+    help="The job: its id or name in Slurm or of `hpcray submit`, its program, the name of its session, the beginning "
+    "of one of these names, or a session directory (default: what HPCRAY_SESSION or else HPCRAY_ADDRESS says, the job "
+    "of this allocation, or the only one; see hpcray jobs).",
 )  # fmt: skip
 
 
@@ -77,15 +81,35 @@ def session_directory(wanted: str) -> str:
             raise click.ClickException(str(error)) from None
         if name == "auto":
             name = os.environ.get(OWN_SESSION) or os.environ.get(ADDRESS) or "auto"
+        submitted = submitted_job(name)
+        if submitted is not None:
+            if here := next((job.path for job in running_jobs() if submitted in job.submitted_ids), ""):
+                return here
+            name = submitted
         found = slurm_jobs_meant(name)
         if len(found) > 1:
             lines = [f"  --job {one.job_id}  {plain(one.name)}  {one.node_list}  {one.time_left} left" for one in found]
             _end_without_guess("\n".join([f"no job on this machine, and {len(found)} of this user in Slurm:", *lines]))
         if found:
             # A name of Slurm's means the only session there; that of a session, or its directory, goes on with it.
-            named = [] if name in ("auto", found[0].job_id, found[0].name) else ["--job", name]
-            enter_slurm_job(found[0].job_id, _command_module(), _words_with(named), found[0])
+            named = name in ("auto", found[0].job_id) or found[0].name.startswith(name)
+            words = _words_with([] if named else ["--job", name])
+            enter_slurm_job(found[0].job_id, _command_module(), words, found[0])
+        for one in jobs_meant(name, active_jobs(), lambda job: JobNames((job.job_id,), (job.name,))):
+            if one.state != "RUNNING":
+                text = f"job {one.job_id} ({plain(one.name)}) is {one.state}: it has no node yet"
+                raise click.ClickException(text) from None
         raise click.ClickException(str(error)) from None
+
+
+def submitted_job(name: str) -> str | None:
+    """Return the id of the job of `hpcray submit` that a name means; None: there is none."""
+    if name == "auto" or os.path.isabs(name):
+        return None
+    try:
+        return find_job(name).job_id
+    except SubmitError:
+        return None
 
 
 def _enter_job_on(address: str) -> None:

@@ -20,17 +20,17 @@ from hpcray.autoscaler.batch_systems import SLURM
 from hpcray.cli.history import ended_job, print_logs, remove_history
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options
 from hpcray.cli.observe import print_worker_lines
+from hpcray.cli.slurm_entry import slurm_jobs_meant
 from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.terminal_text import plain
 from hpcray.history.job_history import JobHistory
 from hpcray.history.outcome import outcome
-from hpcray.history.runs import Run, history_root, runs
+from hpcray.history.runs import Run, history_root, jobs_meant, runs
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs, query_states
 from hpcray.jobs.submission import LOCAL, check_request, choose_executor, client_mode_command, with_configured_place
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
-from hpcray.platform.process_tree import ancestors
 from hpcray.processes.running_jobs import RunningJob, running_jobs
 from hpcray.state.reports import format_duration, print_table
 
@@ -158,6 +158,12 @@ def logs(
     try:
         job = find_job(job_id, folder)
     except _ERRORS as error:
+        if history := ended_job(job_id):
+            print_logs(history, pattern)
+            return
+        if jobs_meant(job_id, running_jobs(), lambda one: one.called) or slurm_jobs_meant(job_id):
+            print_worker_lines(job_id, follow, task, actor, nodes, pattern)
+            return
         hint = f"for lines of a running job: hpcray logs --actor {job_id}, or --task {job_id}"
         raise click.ClickException(f"{error}; {hint}") from None
     offsets = {"out": 0, "err": 0}
@@ -267,7 +273,7 @@ def job_rows(
     rows = [_submitted_row(job, states[job.folder.name]) for job in submitted]
     of_job = {row["job_id"]: row for row in rows}
     for running in running_jobs():
-        own = next((of_job[ident] for ident in _ids(running) if ident in of_job), None)
+        own = next((of_job[ident] for ident in running.submitted_ids if ident in of_job), None)
         if own is None:
             own = _running_row(running)
             rows.append(own)
@@ -322,11 +328,6 @@ def _ended_row(run: Run, history: JobHistory, state: str) -> Row:
         executor="slurm" if _of_slurm(history) else "here", nodes=history.node_count, submitted=history.started,
         command=words, folder=run.path, run=run.name, ended=history.last, cause=outcome(history).cause,
     )  # fmt: skip
-
-
-def _ids(running: RunningJob) -> list[str]:
-    """Names of a running job in the list of submitted ones: Slurm's id, or the pid of a local job's controller."""
-    return [running.node.slurm_job, *map(str, ancestors(running.node.pid))]
 
 
 def _row(**fields: Any) -> Row:

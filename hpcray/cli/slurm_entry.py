@@ -18,6 +18,7 @@ from typing import NoReturn
 import click
 
 from hpcray.common.terminal_text import plain
+from hpcray.history.runs import JobNames, jobs_meant
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.launcher_environment import outside_of_job
@@ -58,9 +59,9 @@ def slurm_jobs_meant(name: str) -> list[ActiveJob]:
     if name == "auto":
         allocation = os.environ.get("SLURM_JOB_ID", "")
         running = [job for job in running if job.job_id == allocation] or running
-    elif name.isdecimal() and any(job.job_id == name for job in running):
-        return [job for job in running if job.job_id == name]
-    elif named := [job for job in running if job.name == name]:
+    elif named := jobs_meant(name, running, lambda job: JobNames((job.job_id,), (job.name,))):
+        if any(job.job_id == name for job in named):
+            return named
         running, name = named, "auto"
     if len(running) < 2 and not name.isdecimal():  # else it is a session's name, or an id of a job that has ended
         return running

@@ -5,7 +5,8 @@
             <name of the session: 16 hex digits>/        a requeued job has several of these
                 node-0.0.blocks
 
-All directories are of mode 0700 and all files 0600; what another user has put there is not read.
+All directories are of mode 0700 and all files 0600; what another user has put there is not read. Here is, too, which of
+several jobs a name means (`jobs_meant`): running, queued, submitted and ended ones are all found by it.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hpcray.platform.config_files import configured_environment
 from hpcray.platform.private_files import PrivateDirectory
@@ -30,6 +32,49 @@ MOST_AGE = 30 * 86_400.0
 MOST_SIZE = 2 << 30
 """Bytes of all histories together beyond which those of ended jobs go, the oldest first."""
 _ENDED_AFTER = 3600.0  # seconds without a sign of life after which a run may be removed
+
+
+SHORTEST_PREFIX = 4
+"""Characters from which on the beginning of an id or a name is taken for the whole."""
+JobT = TypeVar("JobT")
+
+
+@dataclass(frozen=True)
+class JobNames:
+    """Ids and names of a job.
+
+    Attributes:
+        ids: that only this job has: Slurm's, that of `hpcray submit`, the name of its session.
+        names: that others may have, too: of the job, and of its program.
+    """
+
+    ids: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+
+def jobs_meant(wanted: str, jobs: Iterable[JobT], called: Callable[[JobT], JobNames]) -> list[JobT]:
+    """Return the jobs that a name means, in their order: those with this id; if there is none, those with this name;
+    if there is none, those of which an id or a name begins so.
+
+    Numbers are never completed: 12 is not job 1234.
+    """
+    known = [(job, called(job)) for job in jobs]
+    found = [job for job, one in known if wanted in one.ids] or [job for job, one in known if wanted in one.names]
+    if found or len(wanted) < SHORTEST_PREFIX:
+        return found
+    return [
+        job
+        for job, one in known
+        if any(text.startswith(wanted) and not text.isdecimal() for text in (*one.ids, *one.names))
+    ]
+
+
+def program_names(words: Iterable[str]) -> tuple[str, ...]:
+    """Return the names of a program by its command line: that of the file, with its suffix and without; () if none."""
+    words = list(words)
+    first = next((word for word in words if not word.startswith("-")), "") if words[:1] != ["-c"] else ""
+    base = os.path.basename(first)
+    return tuple(dict.fromkeys((base, os.path.splitext(base)[0]))) if base else ()
 
 
 def history_root(environ: Mapping[str, str], configured: str = "") -> str:
@@ -150,7 +195,7 @@ def find_runs(root: str, wanted: str) -> list[Run]:
         return [run for run in runs(os.path.dirname(os.path.dirname(path))) if os.path.realpath(run.path) == path]
     if not _JOB.fullmatch(wanted):
         return []
-    return [run for run in runs(root) if wanted in (run.job, run.name)]
+    return jobs_meant(wanted, runs(root), lambda run: JobNames((run.job, run.name)))
 
 
 def prune(root: str, now: float | None = None, age: float = MOST_AGE, size: int = MOST_SIZE) -> list[Run]:

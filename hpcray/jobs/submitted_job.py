@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar
 from hpcray.autoscaler.batch_systems import FLUX, PBS
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
 from hpcray.common.task_errors import RayTaskError
+from hpcray.history.runs import JobNames, jobs_meant, program_names
 from hpcray.jobs import (
     CANCELLED,
     ERROR,
@@ -362,18 +363,29 @@ def list_jobs(folder: str | os.PathLike[str] | None = None) -> list[SubmittedJob
 
 
 def find_job(job_id: str, folder: str | os.PathLike[str] | None = None) -> SubmittedJob[Any]:
-    """The newest job of a folder with this id, or with this name.
+    """The newest job of a folder with this id, or with this name or program; or the one whose id or name begins so
+    (`jobs_meant`).
 
     Raises:
-        SubmitError: there is no such job.
+        SubmitError: there is no such job, or several begin so.
     """
     jobs = list_jobs(folder)
-    found = [job for job in jobs if job.job_id == job_id] or [job for job in jobs if job.name == job_id]
-    if found:
+    found = jobs_meant(job_id, jobs, _called)
+    if found and (len({job.job_id for job in found}) == 1 or job_id in _called(found[0]).names):
         return found[0]
+    if found:
+        lines = "\n".join(f"  {job.job_id}  {job.name}  {' '.join(job.record.command)[:_SHOWN]}" for job in found)
+        raise SubmitError(f"{job_id} may be any of {len(found)} jobs:\n{lines}\nhint: its whole id")
     base = jobs_folder(folder)
     known = ", ".join(job.job_id for job in jobs[:5]) or "none"
     raise SubmitError(f"no job {job_id} in {base} (newest there: {known}); hint: --folder")
+
+
+_SHOWN = 80  # characters of a command line
+
+
+def _called(job: SubmittedJob[Any]) -> JobNames:
+    return JobNames((job.job_id, job.folder.name), (job.name, *program_names(job.record.command)))
 
 
 def states(jobs: Iterable[SubmittedJob[Any]]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hpcray.common.exceptions import StartupError
+from hpcray.history.runs import JobNames, jobs_meant, program_names
 from hpcray.platform.private_files import CLOSED, open_private_file
 from hpcray.platform.process_tree import ancestors, children_by_name
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, SessionInfo, live_sessions, read_session
@@ -50,6 +51,17 @@ class RunningJob:
         """Seconds until the batch system ends the job; None if that is not known."""
         return max(0.0, self.node.end - time.time()) if self.node.end else None
 
+    @property
+    def submitted_ids(self) -> list[str]:
+        """Ids that `hpcray submit` may have given it: Slurm's, or the pid of a local job's controller."""
+        return [self.node.slurm_job, *map(str, ancestors(self.node.pid))]
+
+    @property
+    def called(self) -> JobNames:
+        """Its ids and names: of Slurm, of its session, of its program."""
+        ids = self.node.slurm_job, self.node.session, os.path.basename(self.path)
+        return JobNames(tuple(filter(None, ids)), program_names(self.program.split()))
+
     def driver_pid(self) -> int | None:
         """Return the pid of the program, where it runs on this machine."""
         if self.node.embedded:
@@ -67,8 +79,14 @@ class RunningJob:
             f"started {time.strftime('%H:%M:%S', time.localtime(self.node.started))}",
             "" if left is None else f"{left / 60:.0f} min left",
             self.program[:_SHOWN],
+            self._directory(),
         ]
         return "  ".join(filter(None, parts))
+
+    def _directory(self) -> str:
+        with contextlib.suppress(OSError):
+            return f"in {os.readlink(f'/proc/{self.driver_pid()}/cwd')}"
+        return ""
 
 
 class NoRunningJobError(ConnectionError):
@@ -103,8 +121,9 @@ def find_running_job(wanted: str | None = None, environ: Mapping[str, str] | Non
     """Return the session directory of the job that is meant.
 
     Args:
-        wanted: Slurm's id of the job, the name of its session, or a session directory; None or "auto": what
-            HPCRAY_SESSION says, else HPCRAY_ADDRESS, else the job of this shell's allocation, else the only one.
+        wanted: Slurm's id of the job, the name of its session or of its program (see `jobs_meant`), or a session
+            directory; None or "auto": what HPCRAY_SESSION says, else HPCRAY_ADDRESS, else the job of this shell's
+            allocation, else the only one.
         environ: the variables, of this process by default.
 
     Raises:
@@ -126,7 +145,7 @@ def find_running_job(wanted: str | None = None, environ: Mapping[str, str] | Non
         if not found:
             raise NoRunningJobError("no running hpcray node of this user on this machine; hint: start the job first")
     else:
-        found = [job for job in jobs if wanted in (job.node.slurm_job, job.node.session, os.path.basename(job.path))]
+        found = jobs_meant(wanted, jobs, lambda job: job.called)
         if not found:
             known = ", ".join(job.job_id for job in jobs) or "none"
             raise NoRunningJobError(

@@ -136,6 +136,11 @@ class TestKilled:
             assert "ValueError: the planted <b>message</b> 4711 (3 times" in why
             assert "2 tasks ran when it was heard of last" in why and "endless" in why
 
+    def test_its_program_and_the_beginning_of_a_name_name_it_too(self, killed: str) -> None:
+        for name in ("program.py", "program", "prog", killed[:8]):
+            assert "KILLED: " in hpcray("why", "--job", name), name
+        hpcray("why", "--job", "pro", code=1)
+
     def test_report(self, killed: str, tmp_path: Path) -> None:
         hpcray("report", "--job", killed, str(tmp_path / "report.html"), cwd=str(tmp_path))
         page = (tmp_path / "report.html").read_text()

@@ -23,6 +23,7 @@ QUEUE = "4711|RUNNING|4|1:00:00|2026-01-01T10:00:00|n[1-4]|train"
 OTHER = "4712|RUNNING|1|2:00:00|2026-01-01T11:00:00|n5|jupyter"
 ADDED = "4713|RUNNING|1|2:00:00|2026-01-01T11:00:00|n6|hpcray-nodes-1a2b"
 ADDED += ADDED.replace("4713", "\n4714").replace("nodes", "added")
+WAITS = "4714|PENDING|1|2:00:00|2026-01-01T11:00:00||later"
 # Prints what it was called with. A step that asks for a session finds one in jobs whose number is in $HAVE.
 SRUN = """#!/bin/bash
 case "$*" in *find_running_job*)
@@ -85,6 +86,9 @@ def test_the_step_gets_the_shells_variables_but_those_of_slurm(tmp_path: Path) -
         (f"{QUEUE}\n{ADDED}", "auto", "", "4711"),  # nodes that join a job are none of their own
         (f"{QUEUE}\n{OTHER}", "auto", "4712", "4712"),  # asked: the other one runs something else
         (f"{QUEUE}\n{OTHER}", "train", "", "4711"),
+        (f"{QUEUE}\n{OTHER}", "trai", "", "4711"),
+        (f"{QUEUE}\n{OTHER}\n{WAITS}", "later", "", "job 4714 (later) is PENDING: it has no node yet"),
+        (f"{QUEUE}\n{OTHER}\n{WAITS}", "4714", "", "job 4714 (later) is PENDING: it has no node yet"),
         (f"{QUEUE}\n{OTHER}", "4711", "4711 4712", "4711"),
         (f"{QUEUE}\n{OTHER}", "/tmp/hpcray-0/1a2b", "4711", "4711 --job /tmp/hpcray-0/1a2b"),
         (f"{QUEUE}\n{OTHER}", "12345678", "4712", "4712 --job 12345678"),  # a session of digits

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpcray.history.runs import JobNames, jobs_meant
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, SessionDirectory
 from hpcray.processes.running_jobs import (
     NoRunningJobError,
@@ -72,6 +73,51 @@ def test_a_job_is_named_by_slurms_id_its_session_or_its_directory(environ: dict[
     assert find_running_job(one, environ) == find_running_job(Path(one).name, environ) == one
     with pytest.raises(NoRunningJobError, match="no job 'three'.*those that run here: .*4711"):
         find_running_job("three", environ)
+
+
+def test_a_job_is_named_by_its_program_or_the_beginning_of_a_name(environ: dict[str, str], job) -> None:
+    path = job("abcdef0123456789", "4711")
+    for wanted in ("train.py", "train", "abcd", "abcdef01234567", "trai"):
+        assert find_running_job(wanted, environ) == path, wanted
+    for wanted in ("abc", "tra", "4", "471", "epochs"):
+        with pytest.raises(NoRunningJobError):
+            find_running_job(wanted, environ)
+    job("abcd000000000000", "4712")
+    with pytest.raises(SeveralRunningJobsError) as error:
+        find_running_job("train", environ)
+    assert "--job 4711" in str(error.value) and "--job 4712" in str(error.value)
+    assert find_running_job("abcde", environ) == path
+
+
+NAMED = {
+    "one": JobNames(("4711", "abcdef0123456789"), ("train", "train.py")),
+    "two": JobNames(("4712", "abcd000000000000"), ("train", "train.py")),
+    "three": JobNames(("train", "fedc000000000000"), ("4711",)),
+    "four": JobNames(("47110815",), ("47110815.py",)),
+}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"),
+    [
+        ("4711", ["one"]),  # an id comes before a name
+        ("train", ["three"]),
+        ("train.py", ["one", "two"]),
+        ("abcd", ["one", "two"]),
+        ("abcde", ["one"]),
+        ("4711081", ["four"]),  # of the name; a number is never completed
+        ("471108", ["four"]),
+        ("fed", []),  # too short
+        ("", []),
+        ("nosuch", []),
+    ],
+)
+def test_what_a_name_means(wanted: str, meant: list[str]) -> None:
+    assert jobs_meant(wanted, NAMED, NAMED.__getitem__) == meant
+
+
+def test_numbers_are_never_completed() -> None:
+    assert jobs_meant("12345", ["123456"], lambda one: JobNames((one,))) == []
 
 
 def test_the_environment_of_a_program_and_of_an_allocation_decide(environ: dict[str, str], job) -> None:

@@ -232,6 +232,17 @@ def job_in(
     return SubmittedJob(folder, record)
 
 
+def test_the_beginning_of_a_name_is_enough_if_only_one_job_has_it(tmp_path: Path) -> None:
+    for number, name in ("5", "search-small"), ("6", "search-large"):
+        folder = make_folder(tmp_path, name)
+        JobRecord(number, name, "slurm", 2, float(number), None, 0, ("s.py",)).write(folder)
+    assert find_job("search-l", tmp_path).job_id == "6"
+    with pytest.raises(
+        SubmitError, match=r"may be any of 2 jobs:\n  6  search-large  s\.py\n  5  .*\nhint: its whole id"
+    ):
+        find_job("search", tmp_path)
+
+
 def end(job: SubmittedJob[Any], outcome: JobOutcome) -> None:
     (job.folder / f"{job.job_id}_0_result.pkl").write_bytes(pickle.dumps(("success", outcome)))
 
@@ -357,6 +368,8 @@ def test_jobs_are_found_newest_first(tmp_path: Path, queue: dict[str, str]) -> N
     assert [job.folder for job in list_jobs(tmp_path)] == [new.folder, other.folder, old.folder]
     assert find_job("5", tmp_path).folder == new.folder
     assert find_job("j", tmp_path).folder == new.folder
+    assert find_job("s.py", tmp_path).folder == new.folder, "by its program"
+    assert find_job(other.folder.name, tmp_path).folder == other.folder
     with pytest.raises(SubmitError, match=r"no job 9 in .* \(newest there: 5, 6, 5\)"):
         find_job("9", tmp_path)
     end(old, JobOutcome(EXIT, 0))
