@@ -129,50 +129,44 @@ def is_of_this_host(path: str, mounts: str = "/proc/self/mounts") -> bool:
 
 
 class HeadProbe:
-    """Steps that look for the head, one in each job of this user's on its host. `is_up` says what they found.
+    """Steps that look for the head, one in each job of this user's that may have its host.
 
     Args:
         name: H:P of the cluster.
-        places: the jobs of Slurm's, each with the name of the node.
+        allocation: the batch job around this node. environ: of this process.
     """
 
-    def __init__(self, name: ClusterName, places: Sequence[tuple[str, str]]) -> None:
-        words = ["--overlap", "--nodes=1", "--ntasks=1", "--quiet", "--mpi=none", "--export=ALL"]
-        words += module_line(__name__, name.text)
-        null, environ = subprocess.DEVNULL, outside_of_job(os.environ)
-        self._steps = [
-            subprocess.Popen(
-                ["srun", f"--jobid={job}", f"--nodelist={node}", *words],
-                env=environ, stdin=null, stdout=null, stderr=null, start_new_session=True,
-            )
-            for job, node in places
-        ]  # fmt: skip
+    def __init__(self, name: ClusterName, allocation: str, environ: Mapping[str, str]) -> None:
+        self._name, self._allocation, self._environ = name, allocation, environ
+        self._steps: dict[str, subprocess.Popen[bytes]] = {}  # by Slurm's id of the job
 
-    @classmethod
-    def of(cls, name: ClusterName, allocation: str, environ: Mapping[str, str]) -> HeadProbe | None:
-        """Start the steps; None where there is no Slurm, or no running job of this user's that may have that host."""
-        if shutil.which("srun") is None or name.is_local:
-            return None
-        jobs = [(job, nodes) for job, nodes in _own_jobs(allocation, environ) if nodes]
-        names = {name.host, *resolve(name.host), *_names_of(name.host)}
+    def look(self) -> None:
+        """Start a step in each of these jobs that has none: the head's job may begin later than this node's."""
+        names = {self._name.host, *resolve(self._name.host), *_names_of(self._name.host)}
+        jobs = [(job, nodes) for job, nodes in _own_jobs(self._allocation, self._environ) if nodes]
         found = [(job, node) for job, nodes in jobs if (node := node_of(names, nodes))]
         # An address of another network may be known on its own host only, and that is mostly the first of its job.
-        places = found or [(job, nodes[0]) for job, nodes in jobs]
-        return cls(name, places[:_MOST_STEPS]) if places else None
+        for job, node in found or [(job, nodes[0]) for job, nodes in jobs]:
+            running = [known for known, step in self._steps.items() if step.poll() is None]
+            if job not in running and len(running) < _MOST_STEPS and node not in own_names():
+                self._steps[job] = self._start(job, node)
+
+    def _start(self, job: str, node: str) -> subprocess.Popen[bytes]:
+        line = ["srun", f"--jobid={job}", f"--nodelist={node}", "--overlap", "--nodes=1", "--ntasks=1", "--quiet"]
+        line += ["--mpi=none", "--export=ALL", *module_line(__name__, self._name.text)]
+        null = subprocess.DEVNULL
+        return subprocess.Popen(
+            line, env=outside_of_job(os.environ), stdin=null, stdout=null, stderr=null, start_new_session=True
+        )
 
     @property
     def is_up(self) -> bool:
         """True once a step has found the head."""
-        return any(step.poll() == 0 for step in self._steps)
-
-    @property
-    def is_over(self) -> bool:
-        """True once all steps have ended, as their jobs may have."""
-        return all(step.poll() is not None for step in self._steps)
+        return any(step.poll() == 0 for step in self._steps.values())
 
     def close(self) -> None:
         """End the steps."""
-        running = [step for step in self._steps if step.poll() is None]
+        running = [step for step in self._steps.values() if step.poll() is None]
         for step in running:
             step.terminate()
         for step in running:
@@ -242,8 +236,8 @@ _FIRST_WORD = 5.0
 _OTHERS_AFTER = 60.0
 """Seconds in which a node waits for a head of its own job where another job has one of that name on the same host."""
 _PROBE_AFTER, _PROBE_AGAIN = 2.0, (4.0, 20.0)
-"""Seconds without a bell after which a step of Slurm's looks for a head whose file cannot come; and until the next try
-where no job of this user's has its host yet, at first and later."""
+"""Seconds without a bell after which steps of Slurm's look for a head whose file cannot come; and until other jobs of
+this user's that may have its host are looked for, at first and later."""
 _RAYS_LIMITS = {
     "RAY_NUM_REDIS_GET_RETRIES": 1.0,
     "RAY_gcs_rpc_server_connect_timeout_s": 1.0,
@@ -289,8 +283,15 @@ class HeadSearch:
         self._silent: dict[str, str] = {}  # clusters whose heads do not answer, and why
         self._tries: dict[str, int] = {}
         self._environ = environ
+        self._next_probe = self._begun + _PROBE_AFTER
         self._probe: HeadProbe | None = None
-        self._next_probe = self._begun + _PROBE_AFTER if is_of_this_host(registry.path) else float("inf")
+        if (
+            self._name is not None
+            and not self._name.is_local
+            and shutil.which("srun")
+            and is_of_this_host(registry.path)
+        ):
+            self._probe = HeadProbe(self._name, allocation, environ)
 
     def next(self) -> KnownCluster | None:
         """The cluster to join; None while there is none.
@@ -399,10 +400,10 @@ class HeadSearch:
         if self._probe is not None and self._probe.is_up:
             self._up_since = now
             return
-        if now >= self._next_probe and (self._probe is None or self._probe.is_over):
+        if self._probe is not None and now >= self._next_probe:
             early, late = _PROBE_AGAIN
             self._next_probe = now + (early if now - self._begun < 60.0 else late)
-            self._probe = HeadProbe.of(self._name, self._allocation, self._environ)
+            self._probe.look()
         found = who_listens(self._name.host, self._name.port)
         self._stranger = found == STRANGER
         if found == BELL:

@@ -23,8 +23,10 @@ while sum(row["Alive"] for row in ray.nodes()) < int(sys.argv[1]) and time.time(
 def where():
     time.sleep(0.2)
     return socket.gethostname()
-found = sorted(set(ray.get([where.remote() for _ in range(6)])))
-print("hosts", *found, "cpus", int(ray.cluster_resources()["CPU"]), flush=True)
+found = set()
+while len(found) < int(sys.argv[1]) and time.time() < until:  # a node that came last has no worker yet
+    found |= set(ray.get([where.remote() for _ in range(6)]))
+print("hosts", *sorted(found), "cpus", int(ray.cluster_resources()["CPU"]), flush=True)
 time.sleep(float(os.environ.get("HOLD", 0)))
 sys.exit(7)
 """
