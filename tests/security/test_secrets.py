@@ -1,4 +1,4 @@
-"""Variables of the environment are a place for secrets: other users can read the arguments of a process, and not them."""
+"""Variables of the environment are a place for secrets: other users can read the arguments of a process, not these."""
 
 from __future__ import annotations
 
