@@ -404,7 +404,7 @@ def test_settings_of_ucx_count_where_no_other_user_could_have_put_them(
 
 
 def test_mpi_looks_for_no_settings_where_all_may_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container's user without a name and a home. Open MPI and UCX load libraries that are in HOME, or named there."""
+    """A container has a user without a name and a home. Open MPI and UCX load libraries of HOME, or named there."""
 
     def unknown(uid: int) -> object:
         raise KeyError(uid)
