@@ -108,6 +108,8 @@ class PmixServer:
         self._check_version()
         before = _listening()
         os.environ.update({_POLL: "1", "TMPDIR": directory})  # this process starts ranks with other variables
+        if not os.environ.get("HOME"):  # the library crashes where the system does not know the user either
+            os.environ["HOME"] = home if os.path.isabs(home := os.path.expanduser("~")) else "/"
         self._start(directory)
         for fd, listener in _listening().items():
             if fd not in before:

@@ -119,7 +119,7 @@ def _home() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_dir
     except KeyError:
-        return "/tmp"  # a user that the node does not know; only a place to look for settings
+        return "/"  # a user that the node does not know; only a place to look for settings, which nobody else writes to
 
 
 class LauncherDirectory(Struct, frozen=True):

@@ -6,14 +6,12 @@ It starts as a worker of the environment would, and then forks workers instead o
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
 from typing import NoReturn
 
 from hpcray.common.resources import ASSIGNED_ACCELERATORS, ASSIGNED_GPUS
-from hpcray.platform.accelerators import restore_device_visibility
 from hpcray.platform.fork_server import Environment, run_environment_server
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.processes.worker_main import worker_main
@@ -46,13 +44,11 @@ def be_server(session_dir: str, fd: int) -> str:
     return environment.problem or "its workers are forks of the node's fork server"
 
 
-def other_python_main(session_dir: str, fd: str, text: str, kept_there: str) -> None:
+def other_python_main(session_dir: str, fd: str, kept: str) -> None:
     """The server's life, in the interpreter that took the place of the forked process."""
     sock = socket.socket(fileno=int(fd))
     sock.set_inheritable(False)
-    environment = WorkerRuntimeEnv(text)
-    environment.in_own_python()
-    restore_device_visibility(json.loads(kept_there))
+    environment = WorkerRuntimeEnv.handed_over(kept)
     os.environ.pop(RUNTIME_ENV_VARIABLE, None)
     del sys.argv[1:]  # ours: a program that parses its arguments in a task must not see them
     limit_loaded_libraries_to_one_thread()

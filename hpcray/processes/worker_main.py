@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -15,7 +14,6 @@ from typing import Any, NoReturn
 
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.diagnostics.introspection import ObjectInventory
-from hpcray.platform.accelerators import restore_device_visibility
 from hpcray.platform.launcher_environment import JobVariables
 from hpcray.platform.numa_binding import limit_loaded_libraries_to_one_thread
 from hpcray.platform.process_control import set_process_name
@@ -132,11 +130,9 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     worker.serve()
 
 
-def other_python_main(session_dir: str, number: str, text: str, kept_there: str) -> None:
+def other_python_main(session_dir: str, number: str, kept: str) -> None:
     """A worker's life in a Python that took its place."""
-    environment = WorkerRuntimeEnv(text)
-    environment.in_own_python()
-    restore_device_visibility(json.loads(kept_there))
+    environment = WorkerRuntimeEnv.handed_over(kept)
     del sys.argv[1:]  # ours: a program that parses its arguments in a task must not see them
     set_process_name("hpcray-worker")
     limit_loaded_libraries_to_one_thread()

@@ -25,7 +25,8 @@ import msgspec
 from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupError
 from hpcray.common.resources import JOB_FIELD
 from hpcray.platform import fork_server
-from hpcray.platform.accelerators import device_visibility_state
+from hpcray.platform.accelerators import device_visibility_state, restore_device_visibility
+from hpcray.platform.private_files import CLOSED, read_private_file, write_private_file
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.context import WorkerContext
@@ -58,7 +59,7 @@ _PATHS = (
     "import sys; sys.path[0:1] = []; import json; "
     "sys.path += [p for p in json.loads(sys.argv[1]) if p not in sys.path]; "
 )
-_COMMAND = _PATHS + "from {entry} import other_python_main; other_python_main(*sys.argv[2:6])"
+_COMMAND = _PATHS + "from {entry} import other_python_main; other_python_main(*sys.argv[2:5])"
 _TRIAL = _PATHS + "import {entry}"
 _SYSTEM = ("site-packages", "dist-packages", "lib-dynload")
 
@@ -130,6 +131,16 @@ class WorkerRuntimeEnv:
         """The environment that this worker was forked for. Child processes must not see the variable."""
         return cls(environ.pop(RUNTIME_ENV_VARIABLE, ""))
 
+    @classmethod
+    def handed_over(cls, kept: str) -> WorkerRuntimeEnv:
+        """The environment of the process whose place this Python has taken, with its devices; `kept` is removed."""
+        text, devices = json.loads(read_private_file(kept, CLOSED))
+        os.unlink(kept)
+        environment = cls(text)
+        environment.in_own_python()
+        restore_device_visibility(devices)
+        return environment
+
     @property
     def timeout(self) -> float | None:
         """Seconds that the setup may take; None: any time."""
@@ -185,19 +196,12 @@ class WorkerRuntimeEnv:
             if doubtful := may_prevent_start(variables):
                 try_variables(session_dir, found.command, doubtful, self.timeout, trial)
             os.environ.update(variables)
-            devices = json.dumps(device_visibility_state())
+            # Not in the arguments, which all users of the node can read: the variables of the job are in it.
+            kept = os.path.join(session_dir, f"start-{os.urandom(8).hex()}")
+            write_private_file(kept, json.dumps([self.text, device_visibility_state()]).encode())
             if directory:
                 os.chdir(directory)
-            command = [
-                *found.command,
-                "-c",
-                _COMMAND.format(entry=entry),
-                paths,
-                session_dir,
-                str(number),
-                self.text,
-                devices,
-            ]
+            command = [*found.command, "-c", _COMMAND.format(entry=entry), paths, session_dir, str(number), kept]
             os.execvp(command[0], command)
         except PythonSetupError as error:
             self.problem = str(error)

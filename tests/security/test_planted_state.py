@@ -19,6 +19,7 @@ from hpcray.attach import starter
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
+from hpcray.platform.launcher_environment import set_mpi_variables, strip_launcher_variables
 from hpcray.platform.private_files import append_private_file, make_private_directory
 from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import SessionDirectory, SessionError, keep_logs, node_logs
@@ -400,6 +401,19 @@ def test_settings_of_ucx_count_where_no_other_user_could_have_put_them(
     found.append(directory())
     assert found == [str(place), str(place), "/", "/", str(place), "/", "/", "/"]
     assert os.getcwd() == str(place)
+
+
+def test_mpi_looks_for_no_settings_where_all_may_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container has a user without a name and a home. Open MPI and UCX load libraries of HOME, or named there."""
+
+    def unknown(uid: int) -> object:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    environ: dict[str, str] = {}
+    set_mpi_variables(environ, False)
+    assert (os.stat(environ["HOME"]).st_uid, os.stat(environ["HOME"]).st_mode & 0o022) == (0, 0), environ
+    strip_launcher_variables(environ)
 
 
 SESSIONS = """\
