@@ -13,12 +13,17 @@ import contextlib
 import math
 import os
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from msgspec import Struct
+
+from hpcray.platform.process_control import module_line
+from hpcray.runtime.node.join_token import NODE_TYPE
+from hpcray.runtime.node.options import INSTANCE
 
 SLURM, PBS, FLUX = "slurm", "pbs", "flux"
 _MB = 1 << 20
@@ -304,3 +309,36 @@ def _cancel(command: Sequence[str], environ: Mapping[str, str]) -> None:
             timeout=_CANCEL_TIMEOUT,
             env=dict(environ),
         )
+
+
+# ------------------------------------------------------------ nodes that join
+
+_OWN_ID = 'export {}="${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}}}"'
+_SINGLE = '[ -n "${0}" ] || export {0}="$SLURM_JOB_ID"'
+
+
+def batch_script(
+    options: Mapping[str, str | int | bool | None], token: str, command: list[str], node_type: str = ""
+) -> str:
+    """The batch script of nodes that join as one world; where that is a single node, its step needs no MPI.
+
+    Args:
+        options: of sbatch by their long names; None and False: left out.
+        token: path of the job's join token.
+        command: of a single node.
+        node_type: where the autoscaler starts the nodes.
+    """
+    lines = [
+        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}"
+        for name, value in options.items()
+        if value is not None and value is not False
+    ]
+    if node_type:
+        lines += [_OWN_ID.format(INSTANCE), _SINGLE.format(INSTANCE), f"export {NODE_TYPE}={shlex.quote(node_type)}"]
+    step = ["srun", "--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "-W", "0", "--ntasks-per-node=1"]
+    cpus = options.get("cpus-per-task")
+    step += [] if cpus is None else [f"--cpus-per-task={cpus}"]
+    step += command
+    if options.get("nodes") != 1:
+        step = module_line("hpcray.cli.launch", "--join", token)
+    return "\n".join(["#!/bin/sh", *lines, "exec " + shlex.join(step), ""])

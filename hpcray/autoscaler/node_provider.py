@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from hpcray.autoscaler.autoscaler import HELD, PENDING, RUNNING, InstanceState
-from hpcray.autoscaler.batch_systems import HELD_BY_USER, WILL_NOT_START, cancel_by_name
+from hpcray.autoscaler.batch_systems import HELD_BY_USER, WILL_NOT_START, batch_script, cancel_by_name
 from hpcray.common.labels import TIME_LEFT, labels_text
 from hpcray.common.resources import UNIT
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeType
@@ -24,7 +24,7 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.private_files import append_private_file
 from hpcray.platform.process_tree import ProcessIdentity
-from hpcray.runtime.node.join_token import NODE_TYPE, batch_script, custom_resources, node_command
+from hpcray.runtime.node.join_token import NODE_TYPE, custom_resources, node_command
 from hpcray.runtime.node.options import INSTANCE
 from hpcray.runtime.raylet.event_loop import EventLoop
 

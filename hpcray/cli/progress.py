@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from types import FrameType
 
 import click
@@ -15,7 +16,7 @@ import click
 from hpcray.cli.job_option import job, job_option
 from hpcray.common.exceptions import RayError
 from hpcray.common.terminal_text import plain
-from hpcray.platform.console import StatusLine, terminal_size
+from hpcray.platform.console import terminal_size
 from hpcray.platform.session_directory import read_session
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.overview import FunctionUse, JobOverview, JobUse
@@ -30,6 +31,8 @@ _LAST_SAMPLES = 10
 _LAST_OF_PROGRAM = 3
 """The same where the program has ended and the job not yet: a worker on a busy machine may have missed a question."""
 _MOST_FUNCTIONS = 8
+_FEWEST_ROWS = 3
+_SAVE, _RESTORE = "\x1b7", "\x1b8"
 
 
 @click.command()
@@ -126,3 +129,50 @@ def progress_text(use: JobUse, seconds: float, width: int | None) -> str:
 
 
 _COUNTS = ("running", "queued", "ended", "failed")
+
+
+class StatusLine:
+    """The last row of a terminal. What others print scrolls in the rows above it (the terminal's scroll region).
+
+    Args:
+        fd: where to write.
+        environ: see `terminal_size`.
+    """
+
+    def __init__(self, fd: int, environ: Mapping[str, str]) -> None:
+        self._fd, self._environ = fd, environ
+        self._size: tuple[int, int] | None = None
+
+    @property
+    def columns(self) -> int:
+        """The width of the terminal."""
+        size = terminal_size(self._fd, self._environ)
+        return size[0] if size is not None else 0
+
+    def show(self, text: str) -> None:
+        """Show a line, cut to the width of the terminal.
+
+        Raises:
+            OSError: the terminal is gone.
+        """
+        size = terminal_size(self._fd, self._environ)
+        if size is None or size[1] < _FEWEST_ROWS:
+            return
+        columns, rows = size
+        out = ""
+        if size != self._size:
+            self._size = size
+            # "Index" makes room where the cursor is in the last row; setting the region moves the cursor.
+            out = f"\x1bD{_SAVE}\x1b[1;{rows - 1}r{_RESTORE}\x1b[1A"
+        out += f"{_SAVE}\x1b[{rows};1H\x1b[2K\x1b[7m{plain(text)[: columns - 1]}\x1b[0m{_RESTORE}"
+        os.write(self._fd, out.encode())
+
+    def close(self) -> None:
+        """Give the row back.
+
+        Raises:
+            OSError: the terminal is gone.
+        """
+        if self._size is not None:
+            rows, self._size = self._size[1], None
+            os.write(self._fd, f"{_SAVE}\x1b[r\x1b[{rows};1H\x1b[2K{_RESTORE}".encode())

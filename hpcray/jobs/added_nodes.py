@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from hpcray.autoscaler.batch_systems import SLURM, WILL_NOT_START
+from hpcray.autoscaler.batch_systems import SLURM, WILL_NOT_START, batch_script
 from hpcray.common.config import Config
 from hpcray.common.exceptions import SubmitError
 from hpcray.jobs.batch_queues import GONE, REGISTRATION_TIME, query_batch, query_reason, query_state, submit_batch
@@ -38,7 +38,6 @@ from hpcray.runtime.node.join_token import (
     REQUEST,
     added_job_name,
     ask_head,
-    batch_script,
     join_token_path,
     node_command,
     query_head,

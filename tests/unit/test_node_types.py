@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from hpcray.autoscaler.batch_systems import batch_script
 from hpcray.common.labels import TIME_LEFT, from_strategy, lasting, show_strategy, tier, time_left_label
 from hpcray.core.gcs.cluster_resources import ClusterResources
 from hpcray.core.gcs.node_types import DEFAULT_TYPE, NodeTypeTable, parse_node_types
 from hpcray.protocol.messages import NodeInfo, Shape
-from hpcray.runtime.node.join_token import batch_script, node_command
+from hpcray.runtime.node.join_token import node_command
 from hpcray.runtime.node.options import NodeOptions
 
 TYPES = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import socket
 import sys
 import time
@@ -42,7 +41,6 @@ from hpcray.protocol.messages import (
     decode,
     encode,
 )
-from hpcray.runtime.node.options import INSTANCE
 
 JOIN_TOKENS = "join-tokens"
 """Name of the directory of join tokens for nodes of other hosts."""
@@ -210,15 +208,13 @@ def ask_job(session_dir: str, questions: Sequence[tuple[bytes, Message]], timeou
 
 
 # ------------------------------------------------------------ node command
-# The command and the batch script of a node that joins a running job.
+# The command of a node that joins a running job.
 
 
 NODE_TYPE = "RAY_NODE_TYPE_NAME"
 """Variable of a node: the name of its type, which becomes a label."""
 ADDED_JOBS = "_added_jobs"
 """Namespace of the ids of such batch jobs, where names do not do, in the key-value store: the batch system of each."""
-_OWN_ID = 'export {}="${{SLURM_ARRAY_JOB_ID:+${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}}}"'
-_SINGLE = '[ -n "${0}" ] || export {0}="$SLURM_JOB_ID"'
 _BY_SLURM = ("CPU", "GPU", "memory", "object_store_memory")
 
 
@@ -248,30 +244,3 @@ def node_command(
 def custom_resources(resources: Resources) -> dict[str, float]:
     """The amounts that a node cannot find out by itself."""
     return {name: amount for name, amount in to_amounts(resources).items() if name not in _BY_SLURM}
-
-
-def batch_script(
-    options: Mapping[str, str | int | bool | None], token: str, command: list[str], node_type: str = ""
-) -> str:
-    """The batch script of nodes that join as one world; where that is a single node, its step needs no MPI.
-
-    Args:
-        options: of sbatch by their long names; None and False: left out.
-        token: path of the job's join token.
-        command: of a single node.
-        node_type: where the autoscaler starts the nodes.
-    """
-    lines = [
-        f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}"
-        for name, value in options.items()
-        if value is not None and value is not False
-    ]
-    if node_type:
-        lines += [_OWN_ID.format(INSTANCE), _SINGLE.format(INSTANCE), f"export {NODE_TYPE}={shlex.quote(node_type)}"]
-    step = ["srun", "--mpi=none", "--no-kill", "--kill-on-bad-exit=0", "-W", "0", "--ntasks-per-node=1"]
-    cpus = options.get("cpus-per-task")
-    step += [] if cpus is None else [f"--cpus-per-task={cpus}"]
-    step += command
-    if options.get("nodes") != 1:
-        step = module_line("hpcray.cli.launch", "--join", token)
-    return "\n".join(["#!/bin/sh", *lines, "exec " + shlex.join(step), ""])
