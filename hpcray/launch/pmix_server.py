@@ -21,6 +21,7 @@ import ctypes
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ _DONE = -157  # PMIX_OPERATION_SUCCEEDED: no callback follows
 _STRING, _UINT16, _UINT32, _INFO, _ARRAY, _RANK, _REGEX = 3, 13, 14, 24, 39, 40, 49
 _CALLBACKS = 40  # more than the structure has in any version; those that we lack are NULL
 _CHUNK = 1 << 16
+_ACCEPT_PAUSE = 0.01  # seconds
 _BACKLOG = 1024
 _STACK = 256 << 10
 
@@ -310,6 +312,7 @@ class PmixServer:
             except OSError:
                 if self._door is None:
                     return
+                time.sleep(_ACCEPT_PAUSE)  # there is no descriptor for it
                 continue
             inner = socket.socket(socket.AF_UNIX)
             try:
