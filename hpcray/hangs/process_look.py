@@ -65,6 +65,7 @@ _MONITORS = (os.sep + os.path.join("tqdm", "_monitor.py"),)
 _LOOPS = {base.run_forever.__code__ for base in (asyncio.BaseEventLoop,)}
 _SELECTORS = (os.sep + "selectors.py", os.sep + os.path.join("worker", "actor_event_loop.py"))
 _DEBUGGERS = ("bdb.py", "pdb.py", "debugger.py", "code.py", "codeop.py", "debugpy", "pydevd.py", "pydevd_runpy.py")
+_CHANNEL_FILE = os.sep + os.path.join("hpcray", "graphs", "channel_memory.py")
 _QUEUE_FILE = os.path.join("util", "queue.py")
 _UNKNOWN_TIME = 3600.0
 """Seconds after which a wait ends at the latest that a timer may end at any time."""
@@ -139,7 +140,7 @@ class _Look:
         elif loop is not None and frames[0].f_code.co_filename.endswith(_SELECTORS):
             pass  # its coroutines were looked at
         elif (users and not _is_monitor(frames)) or call is not None or self._acts(frames):
-            engine = next((number for number, one in enumerate(frames) if one.f_code is _ENGINE), -1)
+            engine = next((number for number, one in enumerate(frames) if _waits_for_a_message(one.f_code)), -1)
             if engine >= 0:
                 place = _place(frames[engine + 1 :])  # it may be this thread that looks, out of its wait
             seen = _message_wait(frames[engine]) if engine >= 0 else self._kernel_wait(ident)
@@ -247,8 +248,16 @@ class _Look:
         return not (ours or pool) or any(frame.f_code is _TIMER for frame in frames)
 
 
+def _waits_for_a_message(code: CodeType) -> bool:
+    """Return True for `IoEngine.wait`, and for the wait of a compiled graph's channel, which looks at its peers now and
+    then and so seems to the kernel to sleep."""
+    return code is _ENGINE or (
+        code.co_name == "wait" and "deadline" in code.co_varnames and code.co_filename.endswith(_CHANNEL_FILE)
+    )
+
+
 def _message_wait(frame: FrameType) -> KernelWait:
-    """Return the wait of `IoEngine.wait`: a message of the job ends it, or a time."""
+    """Return the kind of a wait for a message of the job: the message ends it, or a time."""
     return KernelWait(MESSAGE if frame.f_locals.get("deadline") in (None, math.inf) else TIMED)
 
 
@@ -343,9 +352,13 @@ _DEFINITIONS = (type, FunctionType, BuiltinFunctionType, MethodType)
 _READS = frozenset(
     {"copy", "count", "get", "index", "items", "join", "keys", "format", "startswith", "strip", "values"}
 )
+_GIVES_ANYTHING = frozenset({"get", "get_nowait", "recv", "result"})
+"""Functions of the job's that return a program's own objects, whose operators may do anything."""
 _EXTENDS = frozenset({"extend", "update"})
 _DEEPEST_CALL = 4
 _UNKNOWN: Any = object()
+_PLAIN: Any = object()
+"""A value of Python's own types, or of the job's, that is not known."""
 
 
 class _MayEnd(Exception):
@@ -424,6 +437,7 @@ class _LoopReader:
         self._changing: set[str] = set()
         self._tested: set[str] = set()
         self._depth = 0
+        self._called = False
 
     def is_endless(self) -> bool:
         """Return True if the wait is in a loop without end, False if the function goes on to its end and returns."""
@@ -509,9 +523,25 @@ class _LoopReader:
         if grows or any(isinstance(one, ast.BinOp) for one in ast.walk(node.value)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             self._changing |= {_dotted(one) for target in targets for one in _leaves(target)}
-        for target in node.targets if isinstance(node, ast.Assign) else ():
-            if not all(isinstance(one, (ast.Name, ast.Attribute)) for one in _leaves(target)):
-                raise _MayEnd
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            for one in _leaves(target):
+                if not isinstance(one, (ast.Name, ast.Attribute)):
+                    raise _MayEnd
+                if self._called and isinstance(one, ast.Name):  # there is no frame that knows it
+                    self._names[one.id] = self._result(node.value)
+
+    def _result(self, node: ast.expr) -> Any:
+        """Return what is known of the value of an expression that a function assigns."""
+        if isinstance(node, ast.Subscript):
+            return self._result(node.value)
+        if isinstance(node, (ast.Compare, ast.List, ast.Tuple, ast.Dict, ast.Set)):
+            return _PLAIN
+        if not isinstance(node, ast.Call):
+            return self._value(node)
+        called = self._value(node.func)
+        name = getattr(called, "__name__", "")
+        known = any(called is one for one in _PURE) or (_is_of_the_job(called) and name not in _GIVES_ANYTHING)
+        return _PLAIN if known else _UNKNOWN
 
     def _branch(self, node: ast.If) -> bool:
         known = self._truth(node.test)
@@ -593,7 +623,8 @@ class _LoopReader:
         elif isinstance(node, ast.NamedExpr):
             self._expression(node.value)
         elif isinstance(node, ast.Subscript):
-            if not isinstance(node.value, ast.Call) and not isinstance(self._value(node.value), _CONTAINERS):
+            base = self._value(node.value)
+            if not (isinstance(node.value, ast.Call) or base is _PLAIN or isinstance(base, _CONTAINERS)):
                 raise _MayEnd
             self._expression(node.value)
             self._expression(node.slice)
@@ -651,15 +682,15 @@ class _LoopReader:
         node = _function_of(called.__code__)
         if not isinstance(node, ast.FunctionDef) or not is_users([called.__code__.co_filename, 0, ""]):
             raise _MayEnd
-        names, outer, depth = self._names, self._globals, self._depth
+        names, outer, depth, was_called = self._names, self._globals, self._depth, self._called
         self._names = dict(zip((one.arg for one in node.args.args), args, strict=False))
         self._names |= dict.fromkeys((one.arg for one in node.args.args[len(args) :]), _UNKNOWN)
         with contextlib.suppress(ValueError):  # a cell that is empty yet
             cells = zip(called.__code__.co_freevars, called.__closure__ or (), strict=False)
             self._names |= {name: cell.cell_contents for name, cell in cells}
-        self._globals, self._depth = called.__globals__, depth + 1
+        self._globals, self._depth, self._called = called.__globals__, depth + 1, True
         self._block(node.body)
-        self._names, self._globals, self._depth = names, outer, depth
+        self._names, self._globals, self._depth, self._called = names, outer, depth, was_called
 
     def _bind(self, target: ast.expr, source: ast.expr) -> None:
         """Note what a variable of a loop is: the first value stands for all."""
@@ -705,7 +736,7 @@ class _LoopReader:
 
 def _is_plain(value: Any) -> bool:
     """Return True for values whose operators do nothing: those of Python, and of modules that show the job alone."""
-    return isinstance(value, (*_CONTAINERS, *_DEFINITIONS)) or _is_of_the_job(value)
+    return value is _PLAIN or isinstance(value, (*_CONTAINERS, *_DEFINITIONS)) or _is_of_the_job(value)
 
 
 def _is_of_the_job(value: Any) -> bool:

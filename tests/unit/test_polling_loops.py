@@ -53,6 +53,8 @@ class Flag:
 
 FLAG, DONE, EMPTY, PLACE = Flag(), False, [], "/nowhere"
 FUTURE, EVENT, QUEUE = futures.Future(), threading.Event(), queue.Queue()
+ENDED = futures.Future()
+ENDED.set_result(1)
 CHILD: subprocess.Popen
 
 
@@ -92,6 +94,17 @@ def looks_through_a_method():
     while True:
         if FLAG.is_ready():
             break
+        time.sleep(NAP)
+
+
+def is_there(event):
+    found = [event.is_set()]
+    first = found[0]
+    return first is True and len(found) > 0
+
+
+def looks_through_a_function():
+    while not is_there(EVENT):
         time.sleep(NAP)
 
 
@@ -181,6 +194,16 @@ def looks_with_an_operator():
 
 def looks_for_a_member():
     while 3 not in FLAG:
+        time.sleep(NAP)
+
+
+def judges(future):
+    value = future.result()
+    return value > 3
+
+
+def looks_at_what_a_future_holds():
+    while not judges(ENDED):
         time.sleep(NAP)
 
 
@@ -281,12 +304,13 @@ def reads_memory():
 
 ENDLESS = [
     looks_at_an_event, waits_for_an_event, looks_at_a_variable, looks_at_an_attribute, looks_through_a_method,
-    looks_at_a_future, takes_from_a_queue, tries_a_result, handles_what_comes, counts_its_rounds_for_show,
+    looks_through_a_function, looks_at_a_future, takes_from_a_queue, tries_a_result, handles_what_comes,
+    counts_its_rounds_for_show,
     looks_at_threads, looks_at_a_child, counts_for_ever,
 ]  # fmt: skip
 OTHERS = [
     looks_at_a_file, looks_at_a_file_through_a_method, looks_at_a_property, looks_with_an_operator,
-    looks_for_a_member, looks_at_a_file_too,
+    looks_for_a_member, looks_at_what_a_future_holds, looks_at_a_file_too,
     looks_at_a_file_when_nothing_came, looks_at_a_clock, counts, counts_in_a_branch, counts_down, takes_away,
     takes_the_next, gives_up, draws, asks_a_shell, sleeps_long, sleeps, works_on_a_list, reads_memory,
 ]  # fmt: skip
