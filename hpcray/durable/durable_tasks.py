@@ -635,8 +635,8 @@ class DurableFunction:
             function; True: one that needs no resources.
 
     Attributes:
-        extension: as given. plain: the remote function that runs in workers. stream: it yields. num_returns: -1 where it
-            does.
+        extension: as given. plain: the remote function that runs in workers.
+        stream: it yields. num_returns: -1 where it does.
 
     Raises:
         TypeError: a part of the function has no canonical form.
