@@ -3,6 +3,7 @@
     python benchmarks/queued.py                      # a million, without arguments and with one
     python benchmarks/queued.py --tasks 100000 --json OUT
     python benchmarks/queued.py --durable            # what durable=True adds, with joblib.Memory beside it
+    python benchmarks/queued.py --history --pairs 7  # what the history of the job adds
 
 The only CPU of the node is busy until all are queued. Counted is the driver's resident memory and CPU time between the
 first submission and the last one, the program's own list of refs included, and the memory (Pss) and CPU time of all
@@ -11,7 +12,8 @@ processes of the job. Then the tasks run, or are cancelled by the end of the ses
 `--durable` measures, in turn with and without `durable=True`: the driver's CPU time of a submission by kind of
 argument; the CPU time of all processes for a task that is computed; the time of one whose result is found; and the time
 of `hpcray durable du` in a directory of a million results. Medians of `--pairs` pairs, each side in a process of
-its own.
+its own. `--history` measures the CPU time of all processes for `--tasks` empty tasks, in turn with the history and
+without, and prints the median of the pairs' ratios.
 """
 
 from __future__ import annotations
@@ -45,11 +47,18 @@ def main() -> None:
     parser.add_argument("--row", choices=list(ROWS), help=argparse.SUPPRESS)
     parser.add_argument("--run", action="store_true", help="let them run, and get every value")
     parser.add_argument("--durable", action="store_true", help="what durable=True adds")
-    parser.add_argument("--pairs", type=int, default=5, help="with --durable: how often each side is measured")
-    parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
+    parser.add_argument("--history", action="store_true", help="what the history adds")
+    parser.add_argument("--pairs", type=int, default=5, help="with these two: how often each side is measured")
+    parser.add_argument("--side", choices=[*SIDES, *HISTORY], help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.side in HISTORY:
+        print(json.dumps(with_history(given.side, given.tasks)))
+        return
     if given.side:
         print(json.dumps(SIDES[given.side]()))
+        return
+    if given.history:
+        compare_history(given.tasks, given.pairs, given.json)
         return
     if given.durable:
         compare_durable(given.pairs, given.json)
@@ -253,6 +262,48 @@ def counted() -> dict[str, float]:
             assert said.startswith("1,000,000 results"), said
             found[row] = time.perf_counter() - began
     return found
+
+
+HISTORY = {"history on": "1", "history off": "0"}
+
+
+def with_history(side: str, tasks: int) -> dict[str, float]:
+    """Microseconds of CPU time of all processes for an empty task, and bytes on the disk."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["HPCRAY_HISTORY"] = HISTORY[side]
+        os.environ["HPCRAY_HISTORY_DIR"] = directory
+        ray.init(num_cpus=2)
+
+        @ray.remote
+        def empty() -> None:
+            pass
+
+        ray.get([empty.remote() for _ in range(20_000)])
+        _, before = _job()
+        ray.get([empty.remote() for _ in range(tasks)])
+        _, after = _job()
+        ray.shutdown()
+        size = sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
+    return {"us": (after - before) / tasks * 1e6, "bytes": size / tasks}
+
+
+def compare_history(tasks: int, pairs: int, out: Path | None) -> None:
+    """Measure both sides in turn, and print each pair and the median of their ratios."""
+    turns = []
+    for turn in range(pairs):
+        pair = {}
+        for side in list(HISTORY)[:: 1 if turn % 2 else -1]:
+            command = [sys.executable, __file__, "--side", side, "--tasks", str(tasks)]
+            said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            pair[side] = json.loads(said.splitlines()[-1])
+        turns.append(pair)
+        print(json.dumps(pair), flush=True)
+    ratio = statistics.median(pair["history on"]["us"] / pair["history off"]["us"] for pair in turns)
+    print(
+        f"{100 * (ratio - 1):+.1f} % CPU time of all processes, {turns[-1]['history on']['bytes']:.1f} B a task on disk"
+    )
+    if out:
+        out.write_text(json.dumps(turns, indent=1) + "\n")
 
 
 SIDES: dict[str, Any] = {

@@ -217,6 +217,8 @@ class RemoteFunction(Generic[P, R_co]):
             raise unserializable_argument(error, self._function_name) from error
 
     def _submit_durably(self, process: CoreWorker, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._durable is not None and not self._durable.extension.io.off:
+            return self._durable.extension.submit(self._durable, args, kwargs)
         from hpcray.durable import read_durable
         from hpcray.durable.durable_tasks import DurableFunction, DurableTasks
 

@@ -591,10 +591,15 @@ _SCALARS = frozenset({int, float, bool, type(None), str, bytes})
 
 
 def make_key(base: bytes, contents: Sequence[tuple[str, bytes]], marks: Sequence[bytes]) -> bytes:
-    """The key of a call. Its first byte is never that of a stream's end."""
+    """The key of a call. Its first byte is never that of a stream's end.
+
+    Args:
+        contents: name of each argument, and its canonical bytes or their digest (`brief`).
+        marks: of functions among them.
+    """
     parts = [base]
     for name, content in contents:
-        parts.append(len(content).to_bytes(8, "little") + len(name).to_bytes(4, "little"))
+        parts.append(b"%d %d " % (len(content), len(name)))
         parts.append(name.encode("utf-8", "surrogatepass"))
         parts.append(content)
     parts.extend(marks)
@@ -602,10 +607,10 @@ def make_key(base: bytes, contents: Sequence[tuple[str, bytes]], marks: Sequence
     return made if made[0] != STREAM_KEY[0] else b"\xfe" + made[1:]
 
 
-def shown_arguments(contents: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
-    """Return the part of the arguments that a record keeps, for `hpcray durable why`."""
+def brief(contents: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
+    """Arguments as keys and records have them: of long ones the digest."""
     return [
-        (name, content if len(content) <= _SHOWN else b"#" + hashlib.blake2b(content, digest_size=16).digest())
+        (name, content if len(content) <= _SHOWN else b"#" + hashlib.blake2b(content, digest_size=32).digest())
         for name, content in contents
     ]
 
@@ -630,7 +635,8 @@ class DurableFunction:
             function; True: one that needs no resources.
 
     Attributes:
-        plain: the remote function that runs in workers. stream: it yields. num_returns: -1 where it does.
+        extension: as given. plain: the remote function that runs in workers.
+        stream: it yields. num_returns: -1 where it does.
 
     Raises:
         TypeError: a part of the function has no canonical form.
@@ -645,6 +651,7 @@ class DurableFunction:
         environment: Mapping[str, Any],
         make: Callable[[Any, bool], Submitting],
     ) -> None:
+        self.extension = extension
         self.name: str = options.name or getattr(function, "__name__", type(function).__name__)
         self.stream = num_returns < 0
         self.num_returns = num_returns
@@ -713,9 +720,10 @@ class DurableFunction:
                 f"durable: of a call of {self.name} there is no key: {error}; hint: pass a value without it, or name "
                 "the parameter in DurableOptions(ignore=[...])"
             ) from None
-        contents.append(("(files)", content))
-        shown = shown_arguments(contents if content else contents[:-1])
-        return make_key(self.base, contents, marks), shown
+        if content:
+            contents.append(("(files)", content))
+        shown = brief(contents)
+        return make_key(self.base, shown, marks), shown
 
     def known_refs(
         self, extension: DurableTasks, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -952,7 +960,9 @@ class KeptCallable(ABC):
         except NoCanonicalFormError as error:
             extension.report(f"late {self.__name__}", f"durable: a result of {self.__name__} is not kept: {error}")
             return Token(b"")
-        contents.append(("(files)", token.files[1]))
+        if token.files[1]:
+            contents.append(("(files)", token.files[1]))
+        contents = brief(contents)
         base = digest(self.base, *(part for label, mark in self._own for part in (label.encode(), mark)))
         key = make_key(base, contents, marks)
         place = extension.look(STREAM_KEY + key[1:] if self.num_returns < 0 else key)
@@ -964,7 +974,7 @@ class KeptCallable(ABC):
             flags = REPLAY if self.num_returns < 0 else LOAD
             if place.kind == ERROR and not self.options.errors:
                 where, flags = None, 0
-        return Token(key, flags, where, shown_arguments(contents), (), token.built_on, token.files)
+        return Token(key, flags, where, contents, (), token.built_on, token.files)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.function, self.base, self.parts, self.options, self.num_returns)

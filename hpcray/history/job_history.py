@@ -24,6 +24,7 @@ from hpcray.history.records import (
     Running,
     Tasks,
     decode,
+    is_readable,
 )
 from hpcray.history.runs import Run
 
@@ -154,7 +155,10 @@ class JobHistory:
                 records, unknown = decode(content)
                 node.unknown += unknown
                 for record in records:
-                    self._take(node, record)
+                    if is_readable(record):
+                        self._take(node, record)
+                    else:
+                        node.unknown += 1
 
     def _ends_of(self, name: str) -> list[bytes]:
         head = self.run.read_head(name, _FIRST)

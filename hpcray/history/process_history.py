@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import time
+from heapq import nlargest
+from itertools import compress
 from operator import itemgetter
 from time import perf_counter
 from typing import Any, ClassVar
@@ -38,6 +40,7 @@ class ProcessHistory(Extension):
 
     def __init__(self, process: ExtensionProcess) -> None:
         super().__init__(process)
+        self._process: Any = process
         self._counted: dict[str, int] = {}
         self._since = 0.0
         self._last_error: Any = None
@@ -61,7 +64,7 @@ class ProcessHistory(Extension):
         if rows or errors:
             records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
         running = introspect("calls", ())
-        waits = len(introspect("waiting", ()))
+        waits = len(self._process.table.pins.being_read)
         shown = (tuple(call["task"] for call in running), said["queued"], waits)
         if shown != self._shown:
             self._shown = shown
@@ -105,9 +108,9 @@ def sample(rows: list[_Row]) -> list[_Row]:
     """Some of many tasks, in their order: those that failed, the slowest, and every so manieth of the others."""
     if len(rows) <= _ALL:
         return rows
-    chosen = [place for place, row in enumerate(rows) if row[4]][-_FAILED:] if any(map(_FAILURE, rows)) else []
+    chosen = list(compress(range(len(rows)), map(_FAILURE, rows)))[-_FAILED:]
     times = list(map(_TIME, rows))
-    slow = sorted(times)[-_SLOWEST]
+    slow = nlargest(_SLOWEST, times)[-1]
     chosen += [place for place, us in enumerate(times) if us > slow]
     chosen += range(0, len(rows), -(-len(rows) // _OTHERS))
     return [rows[place] for place in sorted(set(chosen))]

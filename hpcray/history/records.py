@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, Union
+from typing import Annotated, Any, TypedDict, Union
 
 import msgspec
 from msgspec import Struct
 
 from hpcray.common.figures import FunctionRow
+
+# Readers refuse other values: a history may be of another version, and no file of it is to end a command.
+Time = Annotated[float, msgspec.Meta(ge=0, lt=1e11)]
+Amount = Annotated[float, msgspec.Meta(ge=0, lt=1e18)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 60)]
 
 
 class Began(Struct, array_like=True, tag=1):
@@ -29,7 +34,7 @@ class Began(Struct, array_like=True, tag=1):
         earlier: whether this file continues another one of this node.
     """
 
-    at: float
+    at: Time
     job: str
     run: str
     node: int
@@ -39,7 +44,7 @@ class Began(Struct, array_like=True, tag=1):
     started: int
     boot: str
     program: str
-    total: dict[str, float]
+    total: dict[str, Amount]
     logs: str = ""
     end: float = 0.0
     period: float = 1.0
@@ -52,7 +57,7 @@ class Began(Struct, array_like=True, tag=1):
 class Figures(Struct, array_like=True, tag=2):
     """The resources of a node and their use: `NodeFigures.row`."""
 
-    at: float
+    at: Time
     row: dict[str, Any]
 
 
@@ -60,7 +65,7 @@ class Functions(Struct, array_like=True, tag=3):
     """Counts and times of a node since its start, by function; later rows replace earlier ones. partial: some runs were
     not seen."""
 
-    at: float
+    at: Time
     functions: dict[str, FunctionRow]
     partial: bool = False
 
@@ -74,32 +79,32 @@ class Tasks(Struct, array_like=True, tag=4):
             there were. errors: id, class and text.
     """
 
-    at: float
+    at: Time
     proc: bytes
     pid: int
     actor: bytes
     names: list[str]
-    rows: list[tuple[bytes, int, float, int, bool]]
+    rows: list[tuple[bytes, int, Time, Count, bool]]
     seen: int
     errors: list[tuple[bytes, str, str]] = []
 
 
 class Running(Struct, array_like=True, tag=5):
     """The work of a process at a moment. running: task id, name, seconds. queued: tasks and calls of its own that have
-    not been sent, by name. blocked: tasks that wait in `get` or `wait`. Replaces the record before it."""
+    not been sent, by name. waits: calls of `get` under way. Replaces the record before it."""
 
-    at: float
+    at: Time
     proc: bytes
     pid: int
-    running: list[tuple[bytes, str, float]] = []
-    queued: dict[str, int] = {}
+    running: list[tuple[bytes, str, Amount]] = []
+    queued: dict[str, Count] = {}
     waits: int = 0
 
 
 class Process(Struct, array_like=True, tag=6):
     """A process has joined ("joined") or is gone ("gone"). kind: as in `Hello`. exit: Ray's word for how it ended."""
 
-    at: float
+    at: Time
     proc: bytes
     pid: int
     kind: str
@@ -112,7 +117,7 @@ class Process(Struct, array_like=True, tag=6):
 class Line(Struct, array_like=True, tag=7):
     """The raylet has printed a line."""
 
-    at: float
+    at: Time
     severity: str
     text: str
 
@@ -120,7 +125,7 @@ class Line(Struct, array_like=True, tag=7):
 class NodeDeath(Struct, array_like=True, tag=8):
     """The head has declared a node dead."""
 
-    at: float
+    at: Time
     node: int
     reason: str
 
@@ -128,7 +133,7 @@ class NodeDeath(Struct, array_like=True, tag=8):
 class ClusterState(Struct, array_like=True, tag=9):
     """The tables of the head: actors and placement groups that have changed, by id, and all nodes."""
 
-    at: float
+    at: Time
     actors: dict[bytes, dict[str, Any]] = {}
     groups: dict[bytes, dict[str, Any]] = {}
     nodes: list[dict[str, Any]] = []
@@ -137,7 +142,7 @@ class ClusterState(Struct, array_like=True, tag=9):
 class Reason(Struct, array_like=True, tag=10):
     """Why the job ends: `NodeEventLog.explain_end`."""
 
-    at: float
+    at: Time
     kind: str
     text: str
     proc: bytes = b""
@@ -146,21 +151,21 @@ class Reason(Struct, array_like=True, tag=10):
 class Ended(Struct, array_like=True, tag=11):
     """The node's processes were asked to leave, with this code; the job has ended in good order, or this node has."""
 
-    at: float
+    at: Time
     code: int
 
 
 class Alive(Struct, array_like=True, tag=12):
     """Nothing has happened, and the node lives."""
 
-    at: float
+    at: Time
 
 
 class CoreTime(Struct, array_like=True, tag=13):
     """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.node_history`)."""
 
-    at: float
-    rows: dict[str, float]
+    at: Time
+    rows: dict[str, Amount]
 
 
 Record = Union[
@@ -197,6 +202,60 @@ def _decoders() -> tuple[Callable[[bytes], list[Any]], Callable[[bytes], list[ms
         msgspec.msgpack.Decoder(list[msgspec.Raw]).decode,
         msgspec.msgpack.Decoder(Record).decode,
     )
+
+
+class _Memory(TypedDict):
+    used: Amount
+    limit: Amount
+
+
+class _Store(TypedDict):
+    used: Amount
+    capacity: Amount
+    on_disk: Amount
+
+
+class _Cpu(TypedDict):
+    job: Amount
+
+
+class _Wire(TypedDict):
+    sent: tuple[Count, Amount]
+
+
+class _FiguresRow(TypedDict):
+    """The part of `NodeFigures.row` that readers of histories use."""
+
+    resources: dict[str, tuple[Amount, Amount]]
+    cpu: _Cpu
+    memory: _Memory
+    store: _Store
+    wire: _Wire
+
+
+class _ActorRow(TypedDict, total=False):
+    class_name: str
+    name: str | None
+    state: str
+    reason: str | None
+
+
+_Functions = dict[str, tuple[Count, Count, Count, dict[Annotated[int, msgspec.Meta(ge=0, le=1000)], Count]]]
+
+
+def is_readable(record: Any) -> bool:
+    """Return True if the tables of a record are those that readers know; else it is of another version."""
+    try:
+        match record:
+            case Figures():
+                msgspec.convert(record.row, _FiguresRow)
+            case Functions():
+                msgspec.convert(record.functions, _Functions)
+            case ClusterState():
+                msgspec.convert(record.actors, dict[bytes, _ActorRow])
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def decode(content: bytes) -> tuple[list[Any], int]:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from hpcray.cli.durable import show_argument
+from hpcray.durable.canonical import Canonical, plain_form
+
 PROGRAM = """\
 import dataclasses, os, sys
 import numpy as np
@@ -277,6 +280,8 @@ print(ray.get(simulate.remote(3)), flush=True)
         return done.stdout
 
     assert command("du").startswith("4 results")
+    assert [show_argument(Canonical().of(value)) for value in (3, "a", 0.5)] == ["3", "'a'", "0.5"]
+    assert show_argument(plain_form([1, ("a", None), {"b": 0.5}])) == "[1, ('a', None), {'b': 0.5}]"
     listed = json.loads(command("ls", "simulate", "--json"))
     assert [(row["function"], row["arguments"]) for row in listed] == [("simulate", "x=3")] * 2
     why = command("why", listed[0]["key"][:16])
