@@ -91,7 +91,7 @@ LINES_OF_CODE = {
     "experimental": 569,
     "graphs": 2144,
     "hangs": 1529,
-    "history": 1460,
+    "history": 1505,
     "job_submission": 713,
     "jobs": 1251,
     "kernel": 38102,
