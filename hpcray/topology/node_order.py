@@ -142,7 +142,7 @@ def near_domains(
 
     Sets behind equally few leaves are ranked by how deep in the network they have a switch in common, and then by the
     room that they leave, so that larger groups find whole switches later. The number of leaves is the least possible
-    where all bundles are alike; else room is estimated, and further leaves follow in the next set.
+    where all bundles are alike; else room is estimated, and further leaves follow in the next sets.
 
     Args:
         bundles, strategy, free, used: as `plan_bundles` takes them.
@@ -176,8 +176,9 @@ def near_domains(
         return []
     best = min(found)[-1]
     rest = [place for place in ranked if place not in best]
-    more = [*best, *rest[: len(best)]]
-    sets = [best, more, ranked]
+    # Where the estimate was too good, one leaf more mostly does.
+    more = [[*best, *rest[:count]] for count in sorted({1, 2, 3, len(best)})]
+    sets = [best, *more, ranked]
     return [[node for place in some for node in leaves[place]] for i, some in enumerate(sets) if some not in sets[:i]]
 
 

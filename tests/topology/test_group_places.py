@@ -181,6 +181,44 @@ def test_groups_in_a_half_occupied_fat_tree_take_the_fewest_leaf_switches(
         assert len(taken) == least(resources, cpus, count, one_each)
 
 
+def least_for_unequal(resources: ClusterResources, sizes: list[int], count: int) -> int:
+    """The least number of leaf switches whose nodes hold `count` bundles of each of these sizes, by an exact solver: a
+    variable for each leaf, and one for each node and size."""
+    optimize: Any = pytest.importorskip("scipy.optimize")
+    sparse: Any = pytest.importorskip("scipy.sparse")
+    room = {index: state.available["CPU"] // UNIT for index, state in resources.nodes.items()}
+    leaves = sorted(set(resources.places.values()))
+    kinds, nodes = len(sizes), [index for index in room if room[index] > 0]
+    width = len(leaves) + kinds * len(nodes)
+    fits, all_of = sparse.lil_matrix((len(nodes), width)), sparse.lil_matrix((kinds, width))
+    for row, index in enumerate(nodes):
+        fits[row, leaves.index(resources.places[index])] = -room[index]
+        for kind, size in enumerate(sizes):
+            fits[row, len(leaves) + row * kinds + kind] = size
+            all_of[kind, len(leaves) + row * kinds + kind] = 1
+    done = optimize.milp(
+        np.r_[np.ones(len(leaves)), np.zeros(kinds * len(nodes))],
+        constraints=[
+            optimize.LinearConstraint(fits.tocsr(), ub=np.zeros(len(nodes))),
+            optimize.LinearConstraint(all_of.tocsr(), lb=np.full(kinds, count)),
+        ],
+        integrality=np.ones(width),
+        bounds=optimize.Bounds(0, np.r_[np.ones(len(leaves)), np.full(kinds * len(nodes), np.inf)]),
+    )
+    assert done.success
+    return round(done.fun)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_unequal_bundles_take_hardly_more_leaf_switches_than_the_fewest(seed: int) -> None:
+    resources = fat_tree(1000, 20, 5, seed)
+    for count in (4, 12, 25):
+        plan = planner(resources).find_plan(Group([{"CPU": size * UNIT} for size in (8, 2, 1)] * count, "PACK"))
+        assert plan is not None and len(plan) == 3 * count
+        taken = {resources.places[node] for node in plan.values()}
+        assert len(taken) <= 1.1 * least_for_unequal(resources, [8, 2, 1], count)
+
+
 def test_room_is_reserved_behind_few_switches_too() -> None:
     """For a group that has starved: what is free when all tasks have ended counts, and actors and bundles stay."""
     resources = fat_tree(100, 5, 4, 2, half=False)

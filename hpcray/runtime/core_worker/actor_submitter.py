@@ -201,14 +201,8 @@ class ActorSubmitter:
             task = PendingTask(task_id, None, method, blob, num_returns, keep, slots or [], retries, extra)
             task.scheduling_class = client
             result = self._streams.open(task) if extra.stream else self._submission.returns(task)
-            hold = handle._keep
-            if reentrant:
-                self._engine.call_soon(lambda: self._start(client, task, hold))
-            elif client.state == DEAD:
-                self._fail_dead(client, task)
-            else:
-                client.hold = hold
-                self._enqueue(client, task)
+            start = partial(self._start, client, task, handle._keep)
+            self._engine.call_soon(start) if reentrant else start()
         return result
 
     def _enqueue(self, client: ActorClient, task: PendingTask) -> None:
@@ -229,7 +223,7 @@ class ActorSubmitter:
         self._engine.flush()
 
     def _start(self, client: ActorClient, task: PendingTask, hold: ObjectRef[Any] | None) -> None:
-        """Go on with a call that a destructor made while this thread held the lock."""
+        """Go on with a call: one with options, or that a destructor made while this thread held the lock."""
         with self._engine.lock:
             client.hold = hold
             if client.state == DEAD:

@@ -166,16 +166,12 @@ class TaskSubmitter:
             task = PendingTask(task_id, fn, "", blob, num_returns, keep, slots or [], retries, extra)
             scheduling_class = self.leases.scheduling_class(shape)
             result = self.generator_streams.open(task) if extra.stream else self.returns(task)
-            if reentrant:
-                self._engine.call_soon(lambda: self._start(task, scheduling_class))
-                return result
-            if self.resolve(task, lambda: self.ready(task, scheduling_class)):
-                self.leases.submit(task, self.locality.scheduling_class(task, scheduling_class))
-            self._engine.flush()
+            start = partial(self._start, task, scheduling_class)
+            self._engine.call_soon(start) if reentrant else start()
         return result
 
     def _start(self, task: PendingTask, scheduling_class: SchedulingClass) -> None:
-        """Go on with a task that a destructor submitted while this thread held the lock."""
+        """Go on with a task: one with options, or that a destructor submitted while this thread held the lock."""
         with self._engine.lock:
             if task.slots is None or self.resolve(task, lambda: self.ready(task, scheduling_class)):
                 self.ready(task, scheduling_class)
