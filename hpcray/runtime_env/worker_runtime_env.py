@@ -26,7 +26,7 @@ from hpcray.common.exceptions import ActorDiedError, RayError, RuntimeEnvSetupEr
 from hpcray.common.resources import JOB_FIELD
 from hpcray.platform import fork_server
 from hpcray.platform.accelerators import device_visibility_state, restore_device_visibility
-from hpcray.platform.private_files import CLOSED, read_private_file, write_private_file
+from hpcray.platform.private_files import CLOSED, make_private_directory, read_private_file, write_private_file
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.context import WorkerContext
@@ -45,6 +45,7 @@ from hpcray.runtime_env.runtime_env import (
 )
 from hpcray.runtime_env.runtime_env_plugin import RuntimeEnvContext, RuntimeEnvPluginManager, changed_command
 from hpcray.runtime_env.runtime_env_setup import (
+    RUNTIME_ENV_DIRECTORY,
     PackageError,
     PythonSetupError,
     set_up_python,
@@ -197,7 +198,8 @@ class WorkerRuntimeEnv:
                 try_variables(session_dir, found.command, doubtful, self.timeout, trial)
             os.environ.update(variables)
             # Not in the arguments, which all users of the node can read: the variables of the job are in it.
-            kept = os.path.join(session_dir, f"start-{os.urandom(8).hex()}")
+            place = make_private_directory(os.path.join(session_dir, RUNTIME_ENV_DIRECTORY))
+            kept = os.path.join(place, f"start-{os.urandom(8).hex()}")
             write_private_file(kept, json.dumps([self.text, device_visibility_state()]).encode())
             if directory:
                 os.chdir(directory)

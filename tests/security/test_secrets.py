@@ -74,3 +74,23 @@ def test_no_process_of_a_job_has_a_variable_in_its_arguments(leak_check: LeakChe
     assert len(seen) >= 10
     for words in seen.values():
         assert b"-8675" not in words and b"-5309" not in words, words[-2000:]
+
+
+WITHOUT_SESSION = """\
+import os, shutil
+import hpcray as ray
+ray.init(num_cpus=1)
+ray.get(ray.remote(os.getpid).remote())
+shutil.rmtree(ray.get_runtime_context().gcs_address)
+env = {"env_vars": {"PYTHONHASHSEED": "5"}}
+print(ray.get(ray.remote(lambda: os.environ["PYTHONHASHSEED"]).options(runtime_env=env).remote(), timeout=30))
+"""
+
+
+def test_a_worker_takes_over_where_the_session_directory_was_removed(leak_check: LeakCheck, tmp_path: Path) -> None:
+    """What it takes over is a file there."""
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_SESSION)
+    with Job([sys.executable, str(program)]) as job:
+        ended = job.wait()
+    assert (ended.code, ended.out) == (0, "5\n"), ended.err
