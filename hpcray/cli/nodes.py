@@ -43,7 +43,7 @@ def nodes() -> None:
 
 
 @nodes.command()
-@click.option("-N", "--nodes", "count", default=1, show_default=True, help="How many.")
+@click.option("-N", "--nodes", "count", type=click.IntRange(1), default=1, show_default=True, help="How many.")
 @click.option("-t", "--time", "limit", help="Time limit as for sbatch: minutes, 1:30:00, 2-12.")
 @click.option("--gpus-per-node", "gpus", type=int, help="GPUs of each node.")
 @click.option("--cpus-per-node", "cpus", type=int, help="CPUs of each node.")
@@ -74,6 +74,8 @@ def add(
 @click.argument("which", nargs=-1)
 def remove(which: tuple[str, ...], idle: bool, seconds: float, address: str) -> None:
     """Have nodes leave the job: WHICH are indices (7 or n7) or ids. Prints the ids of those that have left."""
+    if not which and not idle:
+        raise click.UsageError("which nodes? hint: hpcray nodes remove n7, or --idle; hpcray status lists them")
     with errors_as_messages(*_ERRORS):
         where = session_directory(address)
         for ident in remove_nodes([*which, *(idle_nodes(where) if idle else ())], seconds=seconds, address=where):

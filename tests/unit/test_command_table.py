@@ -73,6 +73,19 @@ def test_a_program_that_is_called_hpcray_has_all_names(tmp_path: Path) -> None:
     assert done.stdout == "remote\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nodes", "add", "-N", "0"], "0 is not in the range x>=1"),
+        (["nodes", "remove"], "which nodes? hint: hpcray nodes remove n7, or --idle"),
+    ],
+    ids=" ".join,
+)
+def test_a_command_without_anything_to_do_is_an_error(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2 and said in " ".join(done.output.split())
+
+
 # ------------------------------------------------------------ copy
 
 
