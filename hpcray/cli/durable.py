@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import marshal
 import os
@@ -203,6 +204,7 @@ def _opened(directory: str | None) -> Iterator[ResultStore]:
     except PermissionError as error:
         raise click.ClickException(str(error)) from None
     try:
+        gc.disable()  # it would go through a million entries again and again, in a command that ends soon
         store.refresh()
         yield store
     finally:

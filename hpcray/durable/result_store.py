@@ -37,6 +37,7 @@ from hpcray.protocol.serialization import Serialized
 
 MAGIC = b"\x93hpcdr1\n"
 _HEADER = struct.Struct("<8s32sBBIQd")
+_CHECKED_HEADER = struct.Struct("<8s32sBBIQdI")
 HEADER_BYTES = _HEADER.size + 4
 CHECK_BYTES = 16
 KEY_BYTES = 32
@@ -119,12 +120,13 @@ def make_record(key: bytes, kind: int, flags: int, time: float, meta: bytes, dat
 
 def read_header(content: Any, at: int) -> Header | None:
     """Return the header that begins at an offset; None if there is none, or not all of it."""
-    if len(content) < at + HEADER_BYTES or content[at : at + 8] != MAGIC:
+    if len(content) < at + HEADER_BYTES:
         return None
-    end = at + _HEADER.size
-    if zlib.crc32(content[at:end]) != int.from_bytes(content[end : end + 4], "little"):
+    magic, key, kind, flags, meta_size, data_size, since, check = _CHECKED_HEADER.unpack_from(content, at)
+    if magic != MAGIC or zlib.crc32(content[at : at + _HEADER.size]) != check:
         return None
-    return Header(*_HEADER.unpack_from(content, at)[1:])
+    # As `Header(...)` would; a directory may have a million of them.
+    return tuple.__new__(Header, (key, kind, flags, meta_size, data_size, since))
 
 
 def read_record(content: bytes | memoryview, key: bytes) -> KeptRecord | None:
@@ -157,7 +159,7 @@ def scan(content: Any, start: int, size: int, find: Any) -> Iterator[tuple[int, 
     while at + HEADER_BYTES <= size:
         header = read_header(content, at)
         if header is not None:
-            end = at + header.size
+            end = at + HEADER_BYTES + header[3] + header[4] + CHECK_BYTES
             if end <= size and (end + 8 > size or content[end : end + 8] == MAGIC):
                 yield at, header
                 at = end
@@ -399,16 +401,17 @@ class ResultStore:
         if size <= pack.scanned:
             return
         number = self._packs.index(pack) if self._packs[-1] is not pack else len(self._packs) - 1
+        recent = self._recent
         with mmap.mmap(fd, size, prot=mmap.PROT_READ) as content:
             for at, header in scan(content, pack.scanned, size, content.find):
                 if header is None:
                     pack.scanned = at
-                else:
-                    known = self._recent.get(header.key)
-                    if known is None or known.time <= header.time or known.kind == 0:
-                        self._recent[header.key] = RecordPlace(
-                            number, at, header.size, header.time, header.kind, header.flags
-                        )
+                    break
+                key, kind, flags, meta_size, data_size, since = header
+                known = recent.get(key)
+                if known is None or known.time <= since or known.kind == 0:
+                    whole = HEADER_BYTES + meta_size + data_size + CHECK_BYTES
+                    recent[key] = tuple.__new__(RecordPlace, (number, at, whole, since, kind, flags))
         if pack.scanned - pack.tabled >= _TABLE_FROM:
             self._write_table(pack, number)
 
