@@ -52,7 +52,8 @@ from hpcray.runtime.raylet.raylet import Raylet
 PERIOD = 1.0
 """Seconds between two questions to a process that works."""
 _LONGEST_PERIOD = 4.0  # seconds between two questions to a process that does nothing
-_FULL_RING = 0.35  # the share of a process's room for ended tasks beyond which it is asked sooner
+_FULL_RING = 0.1
+"""The share of a process's room for ended tasks beyond which it is asked sooner: a tenth is still in its caches."""
 _ROOM = 10  # times as many as are remembered (`hpcray.runtime.worker.replies`)
 _SHORTEST_PERIOD = 0.1
 _FIRST_LOOK = 0.3  # seconds after the start
