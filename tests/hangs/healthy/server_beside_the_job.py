@@ -32,7 +32,7 @@ def ask():
     return socket.create_connection(address).recv(1)
 
 
-ray.init()
+ray.init(address="local")
 ref = ask.remote()
 print("MARK", flush=True)
 ray.get(ref)
