@@ -403,11 +403,14 @@ class _Writable:
 
 
 def _is_of_a_message(array: Any) -> bool:
-    """True for an array that came in a message, as an argument does, and whose memory nothing but this array uses."""
+    """True for an array that came in a message, as an argument does, and whose memory nothing but this array uses. It
+    is the message itself, or a copy of a longer one, which `deserialize` has made so that its buffers are aligned."""
     owner = array
     while isinstance(owner, np.ndarray):
         owner = owner.base
     blob = owner.obj if isinstance(owner, memoryview) else None
+    if isinstance(blob, bytearray):
+        return True
     return isinstance(blob, bytes) and has_buffers(blob) and require_session().reader.is_private(blob)
 
 
