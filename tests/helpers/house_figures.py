@@ -84,7 +84,7 @@ LINES_OF_CODE = {
     "cli": 3943,
     "common": 1560,
     "compat": 3341,
-    "core": 12339,
+    "core": 12379,
     "dashboard": 1674,
     "diagnostics": 3349,
     "durable": 2820,

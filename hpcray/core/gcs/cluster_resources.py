@@ -500,8 +500,13 @@ class ClusterResources:
         if not there:
             self._names.pop(group, None)
         if state is not None and all(state.in_bundles.get(name) == state.total.get(name) for name in names):
-            # Nothing runs in them: what is placed next need not go elsewhere because a view is still on its way.
-            add(state.available, plain({name: state.total[name] for name in names if name_in(group, ANY, "") in name}))
+            # Nothing runs in them: what is placed next need not go elsewhere because a view is still on its way. Where
+            # the node has given them back by now, they are free already.
+            freed = plain({name: state.total[name] for name in names if name_in(group, ANY, "") in name})
+            add(state.available, freed)
+            for name in freed:
+                most = state.info.total.get(name, 0) or state.implicit.get(name, 0)
+                state.available[name] = min(state.available[name], most)
             self._changes.add(node)
         for figures in (state.total, state.in_bundles) if state is not None else ():
             for name in names:
