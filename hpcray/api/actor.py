@@ -48,10 +48,10 @@ from hpcray.api.export import (
     unserializable_argument,
 )
 from hpcray.api.launch_hooks import actor_hooks
-from hpcray.api.options import METHOD_RULES, ActorOptions, check_generator, did_you_mean, yields
+from hpcray.api.options import METHOD_RULES, ActorOptions, check_generator, yields
 from hpcray.api.placement_group import with_placement
 from hpcray.api.session import check_namespace, require_session
-from hpcray.common.exceptions import ActorHandleNotFoundError
+from hpcray.common.exceptions import ActorHandleNotFoundError, did_you_mean
 from hpcray.common.ids import HEAD, run_of
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError

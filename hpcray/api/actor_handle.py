@@ -14,11 +14,11 @@ from hpcray.api.options import (
     PER_YIELD,
     check_generator,
     check_num_returns,
-    did_you_mean,
     stream_options,
     transport_of,
 )
 from hpcray.api.session import require_session
+from hpcray.common.exceptions import did_you_mean
 from hpcray.common.ids import ActorID
 from hpcray.core.core_worker.task import ExtraOptions
 from hpcray.protocol.out_of_band import pickling

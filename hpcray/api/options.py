@@ -6,9 +6,8 @@ import inspect
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from hpcray.api.scheduling_strategies import (
@@ -18,7 +17,7 @@ from hpcray.api.scheduling_strategies import (
     with_labels,
 )
 from hpcray.common import labels
-from hpcray.common.exceptions import RayDeprecationWarning
+from hpcray.common.exceptions import RayDeprecationWarning, did_you_mean
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import ACCELERATOR_TYPE, ACCELERATOR_TYPE_SHARE, UNIT, Resources, to_units
 from hpcray.platform.accelerators import KINDS
@@ -61,12 +60,6 @@ class Rule:
         problem = self.value_constraint(value) if self.value_constraint else None
         if problem:
             raise ValueError(problem)
-
-
-def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
-    """Return " Did you mean ...?" with the known names that resemble the unknown ones; "" where none does."""
-    near = [name for word in unknown for name in get_close_matches(word, list(known), 1)]
-    return f" Did you mean {', '.join(near)}?" if near else ""
 
 
 def _count(name: str, *, minimum: int, default: int | None = None) -> Rule:

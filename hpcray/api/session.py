@@ -16,9 +16,9 @@ from typing import Any, ClassVar, NoReturn
 import msgspec
 
 from hpcray.api.driver_job import LoggingConfig, announce, imported_libraries
-from hpcray.api.options import ACTOR_RULES, did_you_mean
+from hpcray.api.options import ACTOR_RULES
 from hpcray.common.config import Config
-from hpcray.common.exceptions import JobDrainingError, RaySystemError
+from hpcray.common.exceptions import JobDrainingError, RaySystemError, did_you_mean
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import labels_problem, labels_text
 from hpcray.common.ray_version import RAY_VERSION

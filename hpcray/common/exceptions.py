@@ -453,6 +453,14 @@ class ObjectReconstructionFailedLineageEvictedError(ObjectReconstructionFailedEr
     WHY = "The object cannot be reconstructed because its lineage has been evicted to reduce memory pressure."
 
 
+def did_you_mean(unknown: Iterable[str], known: Iterable[str]) -> str:
+    """Return " Did you mean ...?" with the known names that resemble the unknown ones; "" where none does."""
+    from difflib import get_close_matches  # few programs have a slip of the pen
+
+    near = [name for word in unknown for name in get_close_matches(word, list(known), 1)]
+    return f" Did you mean {', '.join(near)}?" if near else ""
+
+
 def store_full_error(reason: str) -> RayError:
     """Make the exception for the error text of a full object store.
 

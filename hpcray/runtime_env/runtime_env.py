@@ -9,10 +9,10 @@ import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import asdict, is_dataclass
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
+from hpcray.common.exceptions import did_you_mean
 from hpcray.common.resources import RUNTIME_ENV
 
 logger = logging.getLogger("hpcray")
@@ -175,11 +175,10 @@ class RuntimeEnv(dict[str, Any]):
         _check_combination(given)
         unknown = set(given) - self.known_fields
         if unknown and not os.environ.get(PLUGINS_VARIABLE):
-            near = [name for word in sorted(unknown) for name in get_close_matches(word, SUPPORTED_FIELDS, 1)]
             logger.warning(
                 "The following unknown entries in the runtime_env dictionary will be ignored: %s.%s",
                 sorted(unknown),
-                f" Did you mean {', '.join(near)}?" if near else "",
+                did_you_mean(sorted(unknown), SUPPORTED_FIELDS),
             )
         for field, value in given.items():
             self[field] = value
