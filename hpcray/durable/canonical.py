@@ -39,7 +39,8 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 
-_SCALARS = frozenset({int, float, bool, type(None), str, bytes})
+SCALARS = frozenset({int, float, bool, type(None), str, bytes})
+"""Types whose values have canonical bytes without a look into them."""
 _ALL_FLOAT, _ALL_INT, _ALL_TEXT = {float}, {int}, {str}
 _LARGE = 1 << 16
 """Bytes; larger buffers are hashed by themselves, with the hash that is fastest for them."""
@@ -125,7 +126,7 @@ def is_plain(values: list[Any]) -> bool:
     seen: set[int] = set()
     while True:
         kinds = {*map(type, level)}
-        if kinds <= _SCALARS:
+        if kinds <= SCALARS:
             return True
         if not kinds <= _PLAIN:
             return False
@@ -141,7 +142,7 @@ def is_plain(values: list[Any]) -> bool:
 
 
 _CONTAINERS = frozenset({list, tuple, dict})
-_PLAIN = _SCALARS | _CONTAINERS
+_PLAIN = SCALARS | _CONTAINERS
 _MOST_PLAIN = 1 << 20
 
 
@@ -219,7 +220,7 @@ class Canonical:
 
     def _add(self, value: Any) -> None:
         kind = type(value)
-        if kind in _SCALARS:
+        if kind in SCALARS:
             self._scalar(kind, value)
             return
         if kind is tuple:
@@ -276,7 +277,7 @@ class Canonical:
                 return
             except struct.error:  # a large one
                 pass
-        if kinds <= _SCALARS and float not in kinds and len(values) > 1:
+        if kinds <= SCALARS and float not in kinds and len(values) > 1:
             try:
                 text = repr(values).encode("utf-8", "surrogatepass")  # of such values it is exact, and made in C
             except ValueError:  # a number of thousands of digits
@@ -316,7 +317,7 @@ class Canonical:
             self._items(b"S" if type(value) is set else b"Z", sorted(value))
             return
         made = []
-        for item in sorted(value, key=_rank) if not kinds <= _SCALARS else value:
+        for item in sorted(value, key=_rank) if not kinds <= SCALARS else value:
             try:
                 made.append((self._alone(item), item))
             except NoCanonicalFormError as error:
@@ -325,7 +326,7 @@ class Canonical:
         self._parts.append((b"S" if type(value) is set else b"Z") + len(made).to_bytes(6, "little"))
         for content, item in made:
             self._parts.append(len(content).to_bytes(8, "little") + content)
-            if type(item) not in _SCALARS and id(item) not in self._memo:
+            if type(item) not in SCALARS and id(item) not in self._memo:
                 self._remember(item)
 
     def _alone(self, item: Any) -> bytes:

@@ -31,6 +31,7 @@ from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.object_entry import INLINE, PENDING
 from hpcray.durable import DurableOptions
 from hpcray.durable.canonical import (
+    SCALARS,
     Canonical,
     ClassMarks,
     NoCanonicalFormError,
@@ -512,7 +513,7 @@ class Parameters:
                 **(function.__kwdefaults__ or {}),
             }
             self._defaults = {
-                name: Canonical().of(value) if type(value) in _SCALARS else b"default" for name, value in given.items()
+                name: Canonical().of(value) if type(value) in SCALARS else b"default" for name, value in given.items()
             }
         self._by_keyword = frozenset((*self.names[self._only_positional :], *self._keyword_only))
         self._further = self._ignored_places(function) if ignored else frozenset()
@@ -566,7 +567,7 @@ class Parameters:
             if name not in ignored and name not in self._by_keyword:
                 given.append((f"**{name}" if name in names else name, kwargs[name]))
         form = Canonical(ref_key, self._classes)
-        many = [value for _, value in given if value is not _DEFAULT and type(value) not in _SCALARS]
+        many = [value for _, value in given if value is not _DEFAULT and type(value) not in SCALARS]
         of_many = plain_form if many and is_plain(many) else form.of
         found: list[tuple[str, bytes]] = []
         name = ""
@@ -575,7 +576,7 @@ class Parameters:
                 if value is _DEFAULT:
                     found.append((name, defaults.get(name, b"missing")))
                 else:
-                    found.append((name, form.of(value) if type(value) in _SCALARS else of_many(value)))
+                    found.append((name, form.of(value) if type(value) in SCALARS else of_many(value)))
         except NoCanonicalFormError as error:
             raise error.at(f"the argument {name.lstrip('*')}") from None
         except ValueError:
@@ -587,7 +588,6 @@ class Parameters:
 
 
 _DEFAULT = object()
-_SCALARS = frozenset({int, float, bool, type(None), str, bytes})
 
 
 def make_key(base: bytes, contents: Sequence[tuple[str, bytes]], marks: Sequence[bytes]) -> bytes:

@@ -180,7 +180,7 @@ class JobOverview:
 def _node_use(
     listed: Mapping[str, Any], row: dict[str, Any] | None, before: NodeUse | None, latency: float | None
 ) -> NodeUse:
-    index, host, place = listed["Index"], listed["NodeManagerHostname"], place_of(listed.get("Labels", {}))
+    index, host, place = listed["Index"], listed["NodeManagerHostname"], place_of(listed["Labels"])
     use = NodeUse(index, host, listed["NodeID"], latency=latency, place=place)
     if row is None:
         use.problem = "no answer" if listed["Alive"] else f"dead: {listed['DeathReason'] or 'no reason is known'}"

@@ -120,8 +120,7 @@ class _NoLibrary:
             )
 
 
-if not any(getattr(one, "__name__", "") == "_NoLibrary" for one in sys.meta_path):
-    sys.meta_path.append(_NoLibrary)
+sys.meta_path.append(_NoLibrary)
 
 for _alias, _target in _ALIASES.items():
     sys.modules[f"{__name__}.{_alias}"] = _AliasModule(f"{__name__}.{_alias}", f"{__name__}.{_target}")

@@ -45,7 +45,7 @@ class FakeGcs:
         return [
             {
                 "Index": index, "NodeID": f"{index:056x}", "NodeManagerHostname": f"n{index}", "Alive": index != 8,
-                "NodeManagerAddress": "", "DeathReason": "",
+                "NodeManagerAddress": "", "DeathReason": "", "Labels": {},
             }
             for index in range(NODES)
         ]  # fmt: skip

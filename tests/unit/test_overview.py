@@ -44,9 +44,12 @@ class FakeProcess:
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
-            {"Index": i, "NodeID": f"id{i}", "NodeManagerHostname": f"n{i}", "Alive": True, "DeathReason": ""}
+            {
+                "Index": i, "NodeID": f"id{i}", "NodeManagerHostname": f"n{i}", "Alive": True, "DeathReason": "",
+                "Labels": {},
+            }
             for i in range(2)
-        ]
+        ]  # fmt: skip
 
 
 @pytest.fixture

@@ -231,6 +231,10 @@ class NodeResources:
     def index(self) -> int:
         return self.info.index
 
+    def units_of(self, name: str) -> int:
+        """What there is of a resource of the node, used or not; bundles of placement groups are a part of it."""
+        return self.info.total.get(name, 0) or self.implicit.get(name, 0)
+
     def fits(self, shape: Shape) -> bool:
         """Whether the node seems to have room for one more."""
         if self.rejected_shapes and shape.resources in self.rejected_shapes:
@@ -505,8 +509,7 @@ class ClusterResources:
             freed = plain({name: state.total[name] for name in names if name_in(group, ANY, "") in name})
             add(state.available, freed)
             for name in freed:
-                most = state.info.total.get(name, 0) or state.implicit.get(name, 0)
-                state.available[name] = min(state.available[name], most)
+                state.available[name] = min(state.available[name], state.units_of(name))
             self._changes.add(node)
         for figures in (state.total, state.in_bundles) if state is not None else ():
             for name in names:
@@ -740,8 +743,7 @@ class ClusterResources:
             assert node == state.index
             assert all(units >= 0 for units in (*state.total.values(), *state.soft.values())), f"node {node}: {state}"
             for name, units in state.available.items():
-                most = state.info.total.get(name, 0) or state.implicit.get(name, 0)
-                assert units <= most, f"node {node}: more {name} is free than it has"
+                assert units <= state.units_of(name), f"node {node}: more {name} is free than it has"
             for name, units in state.in_bundles.items():
                 assert units <= state.total.get(name, 0), f"node {node}: more {name} is free than bundles have"
         at = {node: {group for group, there in self._names.items() if node in there} for node in self._groups_at}
