@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.strangers import plant
 
 from hpcray.durable import result_store
 from hpcray.durable.result_store import (
@@ -179,21 +180,7 @@ def test_a_file_that_another_user_could_have_planted_is_not_read(tmp_path: Path,
     planted.write_bytes(record(2, pickle.dumps(Planted()) + b"\0"))
     planted.chmod(0o600)
     name = path / "z-0.pack"
-    if how == "owner":
-        if os.geteuid():
-            pytest.skip("needs root, to give a file away")
-        os.rename(planted, name)
-        os.chown(name, 1234, 1234)
-    elif how == "mode":
-        os.rename(planted, name)
-        name.chmod(0o666)
-        path.chmod(0o755)  # nobody could reach it in a closed directory
-    elif how == "link":
-        os.link(planted, name)
-    elif how == "symbolic link":
-        name.symlink_to(planted)
-    else:
-        os.mkfifo(name)
+    plant(how, planted, name)
     found = reader(path)
     assert values(found, 1) == [b"value"]
     assert values(found, 2) is None
@@ -202,24 +189,13 @@ def test_a_file_that_another_user_could_have_planted_is_not_read(tmp_path: Path,
 
 @pytest.mark.parametrize("how", ["owner", "link", "symbolic link", "directory"])
 def test_a_large_value_that_another_user_could_have_planted_is_not_read(tmp_path: Path, how: str) -> None:
-    if how in ("owner", "directory") and os.geteuid():
-        pytest.skip("needs root, to give a file away")
     path = tmp_path / "store"
     store = ResultStore(str(path), "n0")
     store.append([value_record(store, key(1), VALUE, 0, Meta(), [b"x" * (LARGE + 1)])])
     (file,) = (path / "files").glob("*/*")
     planted = tmp_path / "planted"
     os.rename(file, planted)
-    if how == "owner":
-        os.rename(planted, file)
-        os.chown(file, 1234, 1234)
-    elif how == "link":
-        os.link(planted, file)
-    elif how == "symbolic link":
-        file.symlink_to(planted)
-    else:
-        os.rename(planted, file)
-        os.chown(file.parent, 1234, 1234)
+    plant(how, planted, file)
     found = reader(path)
     assert values(found, 1) is None
     assert found.problems

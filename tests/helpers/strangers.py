@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +57,28 @@ def stranger_says(code: str, *args: object, load: Sequence[str] = ()) -> str:
     out, _ = child.communicate(timeout=60)
     assert child.returncode == 0, out
     return out
+
+
+def plant(how: str, planted: Path, name: Path) -> None:
+    """Put a file where this user's would be, in a way that another user could have. Skips the test where that needs
+    root and there is none.
+
+    Args:
+        how: "owner": it is the stranger's; "directory": what it lies in is; "mode": others can write to it; "link": it
+            has a second name; "symbolic link": it is one; "pipe": it is no file.
+    """
+    if how in ("owner", "directory"):
+        needs_stranger()
+    if how == "link":
+        os.link(planted, name)
+    elif how == "symbolic link":
+        name.symlink_to(planted)
+    elif how == "pipe":
+        os.mkfifo(name)
+    else:
+        os.rename(planted, name)
+    if how in ("owner", "directory"):
+        os.chown(name if how == "owner" else name.parent, UID, UID)
+    elif how == "mode":
+        name.chmod(0o666)
+        name.parent.chmod(0o755)  # nobody could reach it in a closed directory

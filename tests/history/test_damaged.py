@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 import pytest
+from helpers.strangers import plant
 
 from hpcray.cli import history as commands
 from hpcray.dashboard.report import report_page
@@ -176,26 +177,16 @@ def test_a_file_of_another_format_is_said_to_be_damaged(file: Path) -> None:
     run_all(history, file.parent)
 
 
-@pytest.mark.parametrize("how", ["file", "link", "symbolic link", "directory"])
+@pytest.mark.parametrize("how", ["owner", "link", "symbolic link", "directory"])
 def test_what_another_user_has_planted_is_not_read(file: Path, tmp_path: Path, how: str) -> None:
-    if how in ("file", "directory") and os.geteuid():
-        pytest.skip("needs root, to give a file away")
     planted = tmp_path / "planted"
     planted.write_bytes(FIRST_LINE + pack(encode([Line(AT, "WARNING", "planted text")])))
     second = file.with_name(file_name(1, 0))
-    if how == "file":
-        os.rename(planted, second)
-        os.chown(second, 1234, 1234)
-    elif how == "link":
-        os.link(planted, second)
-    elif how == "symbolic link":
-        second.symlink_to(planted)
-    else:
-        os.rename(planted, second)
-        os.chown(file.parent, 1234, 1234)
+    plant(how, planted, second)
+    if how == "directory":
         assert find_runs(str(tmp_path), RUN) == []
         return
     history = read(file)
     assert [line.text for _, line in history.lines] == ["a line"]
-    assert how == "file" or any(second.name in text for text in history.complaints())
+    assert how == "owner" or any(second.name in text for text in history.complaints())
     run_all(history, tmp_path)
