@@ -88,16 +88,11 @@ def measure(row: str, tasks: int, run: bool) -> dict[str, Any]:
         ray.init(num_cpus=1)
 
         @ray.remote
-        def hold(path: str) -> None:
-            while not os.path.exists(path):
-                time.sleep(0.01)
-
-        @ray.remote
         def task(x: int = 0) -> int:
             return x
 
         ray.get(task.remote())
-        held = hold.remote(str(gate))
+        held = ray.remote(_hold).remote(str(gate))
         refs = ROWS[row](task, 100)  # what is made once is made now
         gc.collect()
         resident, used = _resident(), time.process_time()
@@ -124,6 +119,12 @@ def measure(row: str, tasks: int, run: bool) -> dict[str, Any]:
             ray.get(held)
         ray.shutdown()
     return found
+
+
+def _hold(path: str) -> None:
+    """Keep a CPU busy until there is a file."""
+    while not os.path.exists(path):
+        time.sleep(0.01)
 
 
 # ------------------------------------------------------------ durable tasks
@@ -159,18 +160,13 @@ def submissions(durable: bool) -> dict[str, float]:
         gate = Path(directory, "gate")
         ray.init(num_cpus=1)
 
-        @ray.remote
-        def hold(path: str) -> None:
-            while not os.path.exists(path):
-                time.sleep(0.01)
-
         @ray.remote(durable=durable)
         def task(x: object) -> int:
             return 0
 
         made = ray.remote(durable=True)(lambda: 1).remote()
         ray.get([task.remote(-1), made])
-        held = hold.remote(str(gate))
+        held = ray.remote(_hold).remote(str(gate))
         for name, argument in ARGUMENTS.items():
             values = [argument(i) if argument else made for i in range(SUBMITTED)]
             if not argument:  # each time another one, or the calls would be the same
