@@ -40,7 +40,6 @@ class ProcessHistory(Extension):
 
     def __init__(self, process: ExtensionProcess) -> None:
         super().__init__(process)
-        self._process: Any = process
         self._counted: dict[str, int] = {}
         self._since = 0.0
         self._last_error: Any = None
@@ -64,7 +63,7 @@ class ProcessHistory(Extension):
         if rows or errors:
             records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
         running = introspect("calls", ())
-        waits = len(self._process.table.pins.being_read)
+        waits = len(self.process.table.pins.being_read)
         shown = (tuple(call["task"] for call in running), said["queued"], waits)
         if shown != self._shown:
             self._shown = shown

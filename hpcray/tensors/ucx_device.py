@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 from hpcray.common.keyed_hash import blake2b
 from hpcray.transport.base import TransportError
-from hpcray.transport.ucx_engine import WANTED, load, quiet
+from hpcray.transport.ucx_engine import WANTED, load, open_context, quiet
 
 GPU_DIRECT = "rc,dc,cuda_copy,gdr_copy"
 """Transports that reach the memory of GPUs, and what they need for small messages."""
@@ -213,7 +213,7 @@ class DeviceWire:
         given = {name: value for name, value in wanted.items() if name == "TLS" or "UCX_" + name not in os.environ}
         try:
             with quiet():
-                self._context = lib.UCXContext(given, (lib.Feature.TAG, lib.Feature.WAKEUP))
+                self._context = open_context(lib, given)
                 self._worker = lib.UCXWorker(self._context, False, False)
                 self._worker.init_blocking_progress_mode()
         except Exception as error:

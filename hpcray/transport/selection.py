@@ -30,7 +30,7 @@ from hpcray.transport.startup import (
     unlink_shared_memory,
 )
 from hpcray.transport.ucx_data import UcxData
-from hpcray.transport.ucx_engine import UcxEngine, has_rdma, library_path, load, resources_of
+from hpcray.transport.ucx_engine import UcxEngine, has_rdma, library_path, load, open_context, resources_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI as mpi
@@ -118,7 +118,7 @@ def offers(devices: str) -> bool:
     been built without; then it must not be confined to them. Call it before MPI is loaded."""
     try:
         lib = load()
-        found = resources_of(lib.UCXContext({}, (lib.Feature.TAG, lib.Feature.WAKEUP)).info)
+        found = resources_of(open_context(lib, {}).info)
     except Exception:
         return False
     able = {name.partition("/")[2] for name in found if has_rdma([name])}
@@ -141,7 +141,7 @@ def describe() -> dict[str, Any]:
         facts["ucx"] = ".".join(str(part) for part in lib.get_ucx_version())
         facts["libucx"] = library_path()
         if not _chosen:
-            facts["transports"] = resources_of(lib.UCXContext({}, (lib.Feature.TAG, lib.Feature.WAKEUP)).info)
+            facts["transports"] = resources_of(open_context(lib, {}).info)
     except Exception as error:
         facts["ucx"] = str(error)
     try:

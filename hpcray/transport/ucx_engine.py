@@ -46,6 +46,7 @@ _BELL_BODY = struct.Struct("<HQ")
 _PID = struct.Struct("<I")  # behind UCX's own address
 _RDMA = re.compile(r"\b(rc|dc|ud|gga|srd)_?\w*/")
 _RESOURCE = re.compile(r"-- *(\S+)/(\S+)")
+_SETTINGS = threading.RLock()  # of UCX, which are of the process: one thread at a time loads it, or makes a context
 _SLICE = 0.001  # seconds of UCX's work in one `progress`
 _CHECK_PERIOD = 0.25  # seconds between two looks at the endpoints
 _MAX_LINK_FAILURES = 3  # within _FAILURE_WINDOW; then the peer counts as dead
@@ -117,9 +118,9 @@ def load() -> Any:
     Raises:
         TransportError: ucxx or the UCX library is not there, or does not load.
     """
-    if _LIBUCXX in sys.modules:
-        return sys.modules[_LIBUCXX]
-    with _environment_untouched(), without_planted_settings():
+    with _SETTINGS, _environment_untouched(), without_planted_settings():
+        if _LIBUCXX in sys.modules:
+            return sys.modules[_LIBUCXX]
         try:
             if _other_threads_sleep_soon():
                 os.environ.setdefault(_HOOK_GRACE, "0")
@@ -685,20 +686,25 @@ def make_context(lib: Any, one_host: bool) -> tuple[Any, bool]:
     Raises:
         TransportError: UCX does not start.
     """
-    features = (lib.Feature.TAG, lib.Feature.WAKEUP)
     wanted = {name: value for name, value in WANTED.items() if "UCX_" + name not in os.environ}
     guards = not any(os.environ.get(f"UCX_{name}_ERROR_HANDLING") in ("n", "no", "0") for name in ("POSIX", "SYSV"))
     for unwanted in _unwanted(one_host):
         try:
-            context = lib.UCXContext(wanted | ({"TLS": "^" + ",".join(unwanted)} if unwanted else {}), features)
+            context = open_context(lib, wanted | ({"TLS": "^" + ",".join(unwanted)} if unwanted else {}))
         except Exception:
             continue  # an older UCX that does not know an option refuses all of them
         if not unwanted or _has_shared_memory(resources_of(context.info)):
             return context, guards
     try:
-        return lib.UCXContext({}, features), False
+        return open_context(lib, {}), False
     except Exception as error:
         raise TransportError(f"UCX does not start: {error}") from None
+
+
+def open_context(lib: Any, options: dict[str, str]) -> Any:
+    """A UCX context with these options."""
+    with _SETTINGS:
+        return lib.UCXContext(options, (lib.Feature.TAG, lib.Feature.WAKEUP))
 
 
 def _is_raylet(pid: int) -> bool:
@@ -761,12 +767,13 @@ def _set_log_level(level: str) -> bool:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Inside, UCX prints no errors: the caller reports them."""
-    silenced = _set_log_level("fatal")
-    try:
-        yield
-    finally:
-        if silenced:
-            _set_log_level("warn")
+    with _SETTINGS:
+        silenced = _set_log_level("fatal")
+        try:
+            yield
+        finally:
+            if silenced:
+                _set_log_level("warn")
 
 
 def library_path(name: str = "libucp") -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -164,3 +166,14 @@ def test_transports_are_those_of_gpudirect_where_there_is_an_adapter(
 def test_tags_are_different_for_keys_and_messages() -> None:
     found = {tag_of(key, message) for key in (KEY, STRANGER) for message in range(1000)}
     assert len(found) == 2000 and max(found) < 1 << 64
+
+
+def test_threads_that_load_ucx_at_once_get_the_same_whole_library() -> None:
+    program = """
+from hpcray.tensors.ucx_device import DeviceWire
+wires = [DeviceWire("tcp") for _ in range(8)]
+assert all(wire.address() for wire in wires)
+for wire in wires:
+    wire.close()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=50)
