@@ -26,10 +26,10 @@ _TERMINAL, _LINES = 1.0, 30.0
 """Seconds between two samples."""
 _PATIENCE = 1.0
 """Seconds that the nodes may take for one."""
-_LAST_SAMPLES = 10
-"""Samples at the end of the job until no task runs any more, over `_PATIENCE` seconds."""
-_LAST_OF_PROGRAM = 3
-"""The same where the program has ended and the job not yet: a worker on a busy machine may have missed a question."""
+_LAST_SAMPLES, _LAST_OF_PROGRAM = 10, 5
+"""Samples at the end of the job until no task runs any more; and where the program has ended and the job not yet. A
+worker on a busy machine may have missed a question: so each waits twice as long as the one before."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.4  # seconds
 _MOST_FUNCTIONS = 8
 _FEWEST_ROWS = 3
 _SAVE, _RESTORE = "\x1b7", "\x1b8"
@@ -72,7 +72,7 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
     process.exit_listeners.append(end)
     shown = text = ""
     running = True
-    samples_left = _LAST_SAMPLES
+    samples_left, pause = _LAST_SAMPLES, _FIRST_PAUSE
     try:
         while process.dead is None:
             last = ended.wait(interval)
@@ -92,7 +92,8 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
                 break
             if last:  # workers that are ending report their last tasks to their raylet as they go
                 samples_left -= 1
-                time.sleep(_PATIENCE / _LAST_SAMPLES)
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
     finally:
         if line is not None:
             line.close()

@@ -38,6 +38,7 @@ from hpcray.history.records import (
     NodeDeath,
     Process,
     Reason,
+    Running,
     encode,
 )
 from hpcray.history.runs import boot_id, file_name, history_root, job_name, prune
@@ -144,6 +145,8 @@ class NodeHistory(NodeExtension):
         """A worker ends in good order."""
         said = msgspec.msgpack.decode(figures)
         self._functions.said(proc, said["functions"], said["partial"])
+        if not said["running"]:  # its answer to the last question may not leave it any more
+            self._add(Running(time.time(), proc, 0))
 
     def node_died(self, node: int, reason: str) -> None:
         """Another node is dead."""

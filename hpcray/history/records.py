@@ -95,7 +95,7 @@ class Running(Struct, array_like=True, tag=5):
 
     at: Time
     proc: bytes
-    pid: int
+    pid: int  # 0: as in the record before
     running: list[tuple[bytes, str, Amount]] = []
     queued: dict[str, Count] = {}
     waits: int = 0

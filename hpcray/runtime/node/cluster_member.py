@@ -123,7 +123,7 @@ class HeartbeatLoop:
 # ------------------------------------------------------------ program
 # The program of a job, where it is a child of this raylet.
 
-_LAST_WORD, _LAST_WORD_CHECK = 4.0, 0.05
+_LAST_WORD, _LAST_WORD_CHECK = 10.0, 0.05
 """Seconds that the job outlives its program for the last line of what shows its progress, which may still start; and
 between two looks."""
 
