@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import FIRST_RETURN, node_of, raylet_of
-from hpcray.common.labels import TIME_LEFT, lasting, near_node
+from hpcray.common.labels import NO_PLACES, TIME_LEFT, Place, lasting, near_node
 from hpcray.core.core_worker.object_entry import STORED, ObjectEntry
 from hpcray.core.core_worker.task import LeasedWorker, PackedTasks, PendingTask, Push, SchedulingClass, Send
 from hpcray.protocol.messages import ArgRef, LeaseGranted, Prefetch, RequestLeases, ReturnLease, ReturnTasks, Shape
@@ -547,25 +547,41 @@ def _stall_timeout(worker: LeasedWorker) -> float:
 class LocalityLeasePolicy:
     """Sorts the tasks of a scheduling class by the node where their arguments are; each node has a class of its own.
 
-    Tasks run where most bytes of their arguments are, unless everything there is busy and other nodes are not.
+    Tasks run where most bytes of their arguments are, unless everything there is busy and other nodes are not. Bytes
+    that are on another node behind the same switch count, too, once for each switch that they need not leave.
 
     Args:
         entries: all objects that the process knows.
         node: its own.
         nodes: number of nodes.
+        places: of the nodes in the network, where they are known.
     """
 
-    def __init__(self, leases: LeaseManager, entries: Mapping[bytes, ObjectEntry], node: int, nodes: int) -> None:
+    def __init__(
+        self,
+        leases: LeaseManager,
+        entries: Mapping[bytes, ObjectEntry],
+        node: int,
+        nodes: int,
+        places: Mapping[int, Place] = NO_PLACES,
+    ) -> None:
         self._leases = leases
         self._entries = entries
         self._node = node
         self._matters = nodes > 1
+        self._switches: dict[int, list[Place]] = {}
+        self._note_places(places)
         self._near: dict[SchedulingClass, dict[int, SchedulingClass]] = {}
         self._last: dict[SchedulingClass, Sequence[bytes]] = {}
 
-    def cluster_grew(self) -> None:
+    def cluster_grew(self, places: Mapping[int, Place]) -> None:
         """A node has joined the job: this one is not the only node any more."""
         self._matters = True
+        self._note_places(places)
+
+    def _note_places(self, places: Mapping[int, Place]) -> None:
+        for node, place in places.items():
+            self._switches[node] = [place[:depth] for depth in range(1, len(place) + 1)]
 
     def scheduling_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
         """The class for a task whose arguments are ready; `scheduling_class` itself where it makes no difference.
@@ -592,12 +608,19 @@ class LocalityLeasePolicy:
         return near
 
     def _bytes(self, objects: Sequence[bytes]) -> dict[int, int]:
+        """What each node that has some of the objects saves: bytes times the links that they need not cross."""
         there: dict[int, int] = {}
+        behind: dict[Place, int] = {}
         for object_id in objects:
             entry: Any = self._entries.get(object_id)
             if entry is not None and entry.state == STORED and entry.nodes:
                 for node in entry.nodes:
                     there[node] = there.get(node, 0) + entry.size
+                if self._switches:
+                    for switch in {switch for node in entry.nodes for switch in self._switches.get(node, ())}:
+                        behind[switch] = behind.get(switch, 0) + entry.size
+        for node in there if behind else ():
+            there[node] += sum(behind[switch] for switch in self._switches.get(node, ()))
         return there
 
     def _busy_elsewhere(self, scheduling_class: SchedulingClass) -> bool:

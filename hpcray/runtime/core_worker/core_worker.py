@@ -173,7 +173,7 @@ class CoreWorker:
         self._leaving: set[int] = set()  # nodes
         self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
-        self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs)
+        self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs, welcome.places)
         admission = DrainAdmission(self, self.submitter.leases, self.submitter.fail)
         self.drain_client: DrainClient = DrainClient(self, admission)
         self.placement_groups: PlacementGroupClient = PlacementGroupClient(self, self.gcs, admission)
@@ -466,7 +466,7 @@ class CoreWorker:
         self.engine.add_neighbors(msg.neighbors)
         self.neighbor_stores.add(msg.neighbors)
         self.table.pins.add_neighbors(sorted(msg.neighbors))
-        self.submitter.cluster_grew()
+        self.submitter.cluster_grew(msg.places)
 
     def _node_died(self, msg: m.NodeDied) -> None:
         """Drop a dead node with its processes, leases, copies and borrowers (lock held)."""
