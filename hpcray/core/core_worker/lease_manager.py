@@ -580,8 +580,7 @@ class LocalityLeasePolicy:
         self._note_places(places)
 
     def _note_places(self, places: Mapping[int, Place]) -> None:
-        for node, place in places.items():
-            self._switches[node] = [place[:depth] for depth in range(1, len(place) + 1)]
+        self._switches |= {node: [place[:at] for at in range(1, len(place) + 1)] for node, place in places.items()}
 
     def scheduling_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
         """The class for a task whose arguments are ready; `scheduling_class` itself where it makes no difference.
@@ -664,19 +663,23 @@ class ArgumentPrefetcher:
             self._prefetch(task, scheduling_class, node_of(scheduling_class.rotation[prefetch_node].proc))
 
     def take(self, scheduling_class: SchedulingClass, worker: LeasedWorker) -> PendingTask:
-        """Take the queued task for a worker that has room: the first without a prefetch node other than the worker's.
+        """Take the queued task for a worker that has room: the first without a prefetch node other than the worker's,
+        or the first of these whose arguments are all on its node.
 
         The first task's turn has come to be sent behind another one, and it is short: others go only if they are alike.
         """
         queue, prefetch_node, node = scheduling_class.queue, scheduling_class.prefetch_node, node_of(worker.proc)
-        at = 0
+        first = None
         if scheduling_class.passed < _MAX_PASSES:
             only = queue[0].fn if worker.inflight else None
             for index, other in enumerate(islice(queue, TASKS_CONSIDERED)):
                 # What must not run twice (retries 0) is never sent ahead: no process could know whether it had started.
                 if prefetch_node.get(other.id, node) == node and (only is None or (other.fn is only and other.retries)):
-                    at = index
-                    break
+                    first = index if first is None else first
+                    if not self._elsewhere(other.slots or (), node):
+                        first = index
+                        break
+        at = first or 0
         task: PendingTask = queue[at]
         del queue[at]
         scheduling_class.passed = scheduling_class.passed + 1 if at else 0
