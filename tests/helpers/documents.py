@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -88,7 +89,7 @@ def blocks(*modes: str) -> list[Block]:
 
 def _blocks(page: Path) -> Iterator[Block]:
     marker = ""
-    for token in _parser.parse(page.read_text()):
+    for token in _tokens(page.read_text()):
         if token.type in ("fence", "code_block") and token.map is not None:
             yield Block(str(page.relative_to(ROOT)), token.map[0] + 1, token.info.strip(), marker, token.content)
         comment = _COMMENT.fullmatch(token.content.strip()) if token.type == "html_block" else None
@@ -108,10 +109,15 @@ def links(page: Path) -> list[str]:
 
 def anchors(page: Path) -> set[str]:
     """The names under which the page's headings can be linked, as GitHub makes them."""
-    tokens = _parser.parse(page.read_text())
+    tokens = _tokens(page.read_text())
     titles = [after.content for token, after in pairwise(tokens) if token.type == "heading_open"]
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def _inline(page: Path) -> list[Token]:
-    return [child for token in _parser.parse(page.read_text()) for child in token.children or ()]
+    return [child for token in _tokens(page.read_text()) for child in token.children or ()]
+
+
+@cache
+def _tokens(text: str) -> list[Token]:
+    return _parser.parse(text)

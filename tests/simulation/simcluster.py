@@ -119,7 +119,7 @@ class SimCluster:
             to_head = node == 0 and src != SEAT
         if to_head:
             self.carry_out(SEAT, self.head.handle(now, src, msg))
-            self.head.check_touched([msg])
+            _check_touched(self.head, msg)
             self.unchecked += 1
         elif not isinstance(msg, m.CollectGarbage):  # for the raylet's shell
             self.carry_out(raylet_of(node), self.raylets[node].handle(now, src, msg))
@@ -410,3 +410,15 @@ class SimCluster:
             if s.waiting_for or s.leased:
                 lines.append(f"{proc.hex()} waits for {s.waiting_for}, queues {[len(q) for q in s.queues]}, {s.leased}")
         return "\n".join(lines)
+
+
+def _check_touched(head: Gcs, msg: m.Message) -> None:
+    """Check the actor or group that a message to the head is about: a part of `check_invariants` for large clusters."""
+    if isinstance(msg, (m.ActorReady, m.ActorGone, m.ActorOutOfScope, m.StartActorRefused, m.KillActor)):
+        head.actors.check_actor(msg.actor)
+    elif isinstance(msg, m.CreateActor):
+        head.actors.check_actor(msg.spec.actor)
+    elif isinstance(msg, (m.BundlesPrepared, m.RemoveGroup)):
+        head.groups.check_group(msg.group)
+    elif isinstance(msg, m.CreateGroup):
+        head.groups.check_group(msg.spec.group)

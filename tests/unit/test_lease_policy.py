@@ -76,3 +76,34 @@ def test_no_locality_class_is_made_where_it_makes_no_difference() -> None:
     alone = Submitting(nodes=1)
     alone.stored("a", 10, 2)
     assert alone.submit("a") == ""
+
+
+def test_bytes_behind_the_same_switch_count_for_each_link_that_they_need_not_cross() -> None:
+    me = Submitting()
+    for node, place in enumerate(("s0.s1", "s0.s1", "s0.s2", "s0.s2")):
+        me.locality.cluster_grew({node: tuple(place.split("."))})
+    me.stored("a", 10, 0)
+    me.stored("b", 10, 2)
+    me.stored("c", 10, 3)
+    assert me.submit("a", "b", "c") in ("near:2", "near:3"), "one block crosses the link between the switches, not two"
+    me.stored("d", 40, 0)
+    assert me.submit("d", "b", "c") == "near:0", "40 bytes are more than the two of the other switch"
+    me.stored("e", 10, 0, 2)
+    me.stored("f", 10, 3)
+    me.stored("g", 9, 1)
+    assert me.submit("e", "f", "g") == "near:2", "a copy behind each switch speaks for neither"
+    me.stored("h", 10, 7)
+    me.stored("i", 9, 1)
+    assert me.submit("h", "i") == "near:1", "a node whose place is not known has no switch"
+
+
+def test_places_without_a_common_switch_change_nothing() -> None:
+    me = Submitting()
+    me.locality.cluster_grew({node: (f"s{node}",) for node in range(4)})
+    me.stored("a", 10, 2)
+    me.stored("b", 15, 3)
+    assert me.submit("a", "b") == "near:3"
+    me.stored("c", 10, 2)
+    me.stored("d", 6, 2, 0)
+    me.stored("e", 15, 3)
+    assert me.submit("c", "d", "e") == "near:2", "sixteen bytes are more than fifteen"

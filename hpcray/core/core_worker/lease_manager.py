@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import FIRST_RETURN, node_of, raylet_of
-from hpcray.common.labels import TIME_LEFT, lasting, near_node
+from hpcray.common.labels import NO_PLACES, TIME_LEFT, Place, lasting, near_node
 from hpcray.core.core_worker.object_entry import STORED, ObjectEntry
 from hpcray.core.core_worker.task import LeasedWorker, PackedTasks, PendingTask, Push, SchedulingClass, Send
 from hpcray.protocol.messages import ArgRef, LeaseGranted, Prefetch, RequestLeases, ReturnLease, ReturnTasks, Shape
@@ -547,25 +547,40 @@ def _stall_timeout(worker: LeasedWorker) -> float:
 class LocalityLeasePolicy:
     """Sorts the tasks of a scheduling class by the node where their arguments are; each node has a class of its own.
 
-    Tasks run where most bytes of their arguments are, unless everything there is busy and other nodes are not.
+    Tasks run where most bytes of their arguments are, unless everything there is busy and other nodes are not. Bytes
+    that are on another node behind the same switch count, too, once for each switch that they need not leave.
 
     Args:
         entries: all objects that the process knows.
         node: its own.
         nodes: number of nodes.
+        places: of the nodes in the network, where they are known.
     """
 
-    def __init__(self, leases: LeaseManager, entries: Mapping[bytes, ObjectEntry], node: int, nodes: int) -> None:
+    def __init__(
+        self,
+        leases: LeaseManager,
+        entries: Mapping[bytes, ObjectEntry],
+        node: int,
+        nodes: int,
+        places: Mapping[int, Place] = NO_PLACES,
+    ) -> None:
         self._leases = leases
         self._entries = entries
         self._node = node
         self._matters = nodes > 1
+        self._switches: dict[int, list[Place]] = {}
+        self._note_places(places)
         self._near: dict[SchedulingClass, dict[int, SchedulingClass]] = {}
         self._last: dict[SchedulingClass, Sequence[bytes]] = {}
 
-    def cluster_grew(self) -> None:
+    def cluster_grew(self, places: Mapping[int, Place]) -> None:
         """A node has joined the job: this one is not the only node any more."""
         self._matters = True
+        self._note_places(places)
+
+    def _note_places(self, places: Mapping[int, Place]) -> None:
+        self._switches |= {node: [place[:at] for at in range(1, len(place) + 1)] for node, place in places.items()}
 
     def scheduling_class(self, task: PendingTask, scheduling_class: SchedulingClass) -> SchedulingClass:
         """The class for a task whose arguments are ready; `scheduling_class` itself where it makes no difference.
@@ -592,12 +607,19 @@ class LocalityLeasePolicy:
         return near
 
     def _bytes(self, objects: Sequence[bytes]) -> dict[int, int]:
+        """What each node that has some of the objects saves: bytes times the links that they need not cross."""
         there: dict[int, int] = {}
+        behind: dict[Place, int] = {}
         for object_id in objects:
             entry: Any = self._entries.get(object_id)
             if entry is not None and entry.state == STORED and entry.nodes:
                 for node in entry.nodes:
                     there[node] = there.get(node, 0) + entry.size
+                if self._switches:
+                    for switch in {switch for node in entry.nodes for switch in self._switches.get(node, ())}:
+                        behind[switch] = behind.get(switch, 0) + entry.size
+        for node in there if behind else ():
+            there[node] += sum(behind[switch] for switch in self._switches.get(node, ()))
         return there
 
     def _busy_elsewhere(self, scheduling_class: SchedulingClass) -> bool:
@@ -641,19 +663,23 @@ class ArgumentPrefetcher:
             self._prefetch(task, scheduling_class, node_of(scheduling_class.rotation[prefetch_node].proc))
 
     def take(self, scheduling_class: SchedulingClass, worker: LeasedWorker) -> PendingTask:
-        """Take the queued task for a worker that has room: the first without a prefetch node other than the worker's.
+        """Take the queued task for a worker that has room: the first without a prefetch node other than the worker's,
+        or the first of these whose arguments are all on its node.
 
         The first task's turn has come to be sent behind another one, and it is short: others go only if they are alike.
         """
         queue, prefetch_node, node = scheduling_class.queue, scheduling_class.prefetch_node, node_of(worker.proc)
-        at = 0
+        first = None
         if scheduling_class.passed < _MAX_PASSES:
             only = queue[0].fn if worker.inflight else None
             for index, other in enumerate(islice(queue, TASKS_CONSIDERED)):
                 # What must not run twice (retries 0) is never sent ahead: no process could know whether it had started.
                 if prefetch_node.get(other.id, node) == node and (only is None or (other.fn is only and other.retries)):
-                    at = index
-                    break
+                    first = index if first is None else first
+                    if not self._elsewhere(other.slots or (), node):
+                        first = index
+                        break
+        at = first or 0
         task: PendingTask = queue[at]
         del queue[at]
         scheduling_class.passed = scheduling_class.passed + 1 if at else 0

@@ -762,10 +762,10 @@ class ObjectRecovery:
         """Replace the primary copy, the one that its node does not evict: it is not there any more."""
         mine = oid[:8] == self._me
         if entry.nodes:
-            held = self._replicas.held.get(oid, ())
-            found = [node for node in entry.nodes if node in held]
             if mine:
-                self._secure_copy_at(oid, entry, found[0] if found else min(entry.nodes, key=self._is_far))
+                held = self._replicas.held.get(oid, ())
+                sources = [node for node in entry.nodes if node in held] or entry.nodes
+                self._secure_copy_at(oid, entry, min(sources, key=lambda node: node != self._node))
         elif oid not in self._pins.opening:
             if mine:
                 self.lose(oid, entry, reason)
@@ -774,9 +774,6 @@ class ObjectRecovery:
         elif mine:  # the answer of the store decides
             self._has_side_records.add(oid)
             self._unsure.add(oid)
-
-    def _is_far(self, node: int) -> bool:
-        return node != self._node
 
     def _secure_copy_at(self, oid: bytes, entry: ObjectEntry, node: int) -> None:
         """Make the copy of an object of ours at this node, which may have evicted it, one that is not evicted."""

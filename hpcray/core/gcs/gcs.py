@@ -278,18 +278,6 @@ class Gcs:
         assert indices == sorted(set(indices)), f"nodes {indices}"
         assert self.resources.nodes.keys() | self.resources.dead.keys() <= set(indices)
 
-    def check_touched(self, msgs: Iterable[m.Message]) -> None:
-        """Check the actors and groups that messages are about: a part of `check_invariants` for large clusters."""
-        for msg in msgs:
-            if isinstance(msg, (m.ActorReady, m.ActorGone, m.ActorOutOfScope, m.StartActorRefused, m.KillActor)):
-                self.actors.check_actor(msg.actor)
-            elif isinstance(msg, m.CreateActor):
-                self.actors.check_actor(msg.spec.actor)
-            elif isinstance(msg, (m.BundlesPrepared, m.RemoveGroup)):
-                self.groups.check_group(msg.group)
-            elif isinstance(msg, m.CreateGroup):
-                self.groups.check_group(msg.spec.group)
-
 
 RECOVERING_HANDLES: tuple[type, ...] = (*HANDLES, m.NodeInventory)
 """Message types for `RecoveringGcs.handle`."""

@@ -601,15 +601,12 @@ class NodeManager:
     def _acquainted(self, now: float, node: int, msg: m.NodeAcquainted) -> list[Outcome]:
         out: list[Outcome] = []
         for other, problem in msg.problems.items():
-            if self._is_introduced(other):
+            if any(other in introduction.nodes for introduction in self._introductions):
                 out += self.node_failed(now, other, f"node {node} cannot reach it: {problem}")
         for introduction in self._introductions:
             if not introduction.nodes.isdisjoint(msg.nodes):
                 introduction.others.discard(node)
         return out + self._go_on_introducing()
-
-    def _is_introduced(self, node: int) -> bool:
-        return any(node in introduction.nodes for introduction in self._introductions)
 
     def _go_on_introducing(self) -> list[Outcome]:
         """Let in those whom all have connected to, and introduce those who wait for that."""

@@ -259,7 +259,7 @@ class CreateRequestQueue:
 
     def in_order(self) -> list[StoredObject]:
         """The requests in the order in which they are served: the most urgent first, and of these the oldest."""
-        return sorted(self.pending.values(), key=_priority)
+        return sorted(self.pending.values(), key=lambda obj: obj.priority)
 
     def blocks_others(self, now: float, obj: StoredObject) -> bool:
         """True if a request that does not fit has waited so long that room is kept for it."""
@@ -307,10 +307,6 @@ class CreateRequestQueue:
             assert not self._blocks.fits(first.size), f"{first.id.hex()} waits, and there is a free run for it"
             evictable = self._eviction.evictable_bytes
             assert not (evictable and self.can_fit(first.size)), f"{first.id.hex()} waits, and others can be evicted"
-
-
-def _priority(obj: StoredObject) -> int:
-    return obj.priority
 
 
 _TOP_OBJECTS = 5

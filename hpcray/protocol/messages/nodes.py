@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from hpcray.common.labels import Place
 from hpcray.protocol.messages.gcs import GcsReply
 from hpcray.protocol.messages.leases import Resources
 from hpcray.protocol.messages.processes import RunInfo
@@ -69,11 +70,12 @@ class NodeAcquainted(Struct, array_like=True, tag=201):
 
 
 class ClusterGrew(Struct, array_like=True, tag=202):
-    """r→its p: nodes have joined the job. cluster_size: number of nodes, those that have died included. neighbors: as
-    in Welcome."""
+    """r→its p: nodes have joined the job. cluster_size: number of nodes, those that have died included. neighbors,
+    places: as in Welcome."""
 
     cluster_size: int
     neighbors: dict[int, str]
+    places: dict[int, Place] = {}
 
 
 class OpenJob(Struct, array_like=True, tag=203):

@@ -6,6 +6,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from hpcray.common.labels import Place
+
 WORKER, DRIVER, ATTACHED, GUEST = "worker", "driver", "attached", "guest"
 """Values of `Hello.kind`. A guest is a process of another node of this host that reads in this store."""
 
@@ -77,7 +79,8 @@ class RunInfo(Struct, array_like=True, frozen=True):
 class Welcome(Struct, array_like=True, tag=2):
     """r→p, answer to Hello; the arena's file descriptor travels beside it (SCM_RIGHTS). head: the node where it is.
     neighbors: the session directories of the other nodes of this host, by node. overflow: path of the overflow file
-    of this store. reserve: bytes behind the objects in the arena that the receiver maps, too: frame slots are there."""
+    of this store. reserve: bytes behind the objects in the arena that the receiver maps, too: frame slots are there.
+    places: of the nodes in the network, where they are known."""
 
     proc: bytes
     node_id: str
@@ -92,6 +95,7 @@ class Welcome(Struct, array_like=True, tag=2):
     neighbors: dict[int, str] = {}
     overflow: str = ""
     reserve: int = 0
+    places: dict[int, Place] = {}
 
 
 class SetJob(Struct, array_like=True, tag=3):

@@ -173,7 +173,7 @@ class CoreWorker:
         self._leaving: set[int] = set()  # nodes
         self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
-        self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs)
+        self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs, welcome.places)
         admission = DrainAdmission(self, self.submitter.leases, self.submitter.fail)
         self.drain_client: DrainClient = DrainClient(self, admission)
         self.placement_groups: PlacementGroupClient = PlacementGroupClient(self, self.gcs, admission)
@@ -456,17 +456,13 @@ class CoreWorker:
         self.table.copies.node_left(node_of(msg.proc), msg.kept_at)
         self.process_died(msg.proc, msg.reason)
 
-    def _keep_copies(self, src: bytes, msg: m.KeepCopies) -> None:
-        """The node of an owner leaves the job (lock held)."""
-        self._borrowed.keep(msg)
-
     def _cluster_grew(self, msg: m.ClusterGrew) -> None:
         """Nodes have joined the job (lock held)."""
         self.cluster_size = msg.cluster_size
         self.engine.add_neighbors(msg.neighbors)
         self.neighbor_stores.add(msg.neighbors)
         self.table.pins.add_neighbors(sorted(msg.neighbors))
-        self.submitter.cluster_grew()
+        self.submitter.cluster_grew(msg.places)
 
     def _node_died(self, msg: m.NodeDied) -> None:
         """Drop a dead node with its processes, leases, copies and borrowers (lock held)."""
@@ -549,7 +545,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.Opened: lambda p: p.writer.on_opened,
     m.StoreError: lambda p: p.writer.on_store_error,
     m.ReplicaPinned: lambda p: lambda src, msg: p.table.on_replica(msg.id, node_of(src), msg.reason),
-    m.KeepCopies: lambda p: p._keep_copies,
+    m.KeepCopies: lambda p: lambda _, msg: p._borrowed.keep(msg),
     m.OnDisk: lambda p: lambda _, msg: p.table.on_disk(msg),
     m.Unpin: lambda p: lambda src, msg: p.table.pins.give_up(msg.size, node_of(src)),
     m.CollectGarbage: lambda p: lambda _, msg: p._collect_garbage(),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from time import time
 from typing import Any
 
 from hpcray.common.exceptions import TaskUnschedulableError
 from hpcray.common.ids import FIRST_RETURN, TASK_BYTES, node_of, owner_of, raylet_of, return_index, show_proc
+from hpcray.common.labels import NO_PLACES, Place
 from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.lease_manager import ArgumentPrefetcher, LeaseManager, LocalityLeasePolicy
 from hpcray.core.core_worker.object_table import INLINE, PENDING, STORED, Waiter
@@ -50,7 +51,7 @@ class TaskSubmitter:
             worker, error blob or b"" for a large one, time).
     """
 
-    def __init__(self, context: CoreWorkerContext, gcs: GcsClient) -> None:
+    def __init__(self, context: CoreWorkerContext, gcs: GcsClient, places: Mapping[int, Place] = NO_PLACES) -> None:
         self._context = context
         self._engine = context.engine
         self._table = context.table
@@ -63,7 +64,9 @@ class TaskSubmitter:
         self.crash_retries = CrashRetries(context.config.task_oom_retries)
         self.retries = TaskRetries(context, self, self.leases, self.crash_retries)
         self.generator_streams = GeneratorStreams(context, self.retries)
-        self.locality = LocalityLeasePolicy(self.leases, self._table.entries, context.node, context.cluster_size)
+        self.locality = LocalityLeasePolicy(
+            self.leases, self._table.entries, context.node, context.cluster_size, places
+        )
         self.actors = ActorSubmitter(context, gcs, self, self.generator_streams)
         self.cancellation = TaskCancellation(context, self.leases, self.actors, self.retries, self.fail_cancelled)
         self.wait_reasons: dict[int, str] = {}
@@ -74,12 +77,12 @@ class TaskSubmitter:
         self._in_fail = self._ticking = False
         self._ip = ""
 
-    def cluster_grew(self) -> None:
+    def cluster_grew(self, places: Mapping[int, Place]) -> None:
         """A node has joined the job: where arguments are matters from now on, and how long nodes stay."""
         self.leases.expect_durations()
         if self.leases.prefetcher is None:
             self.leases.use_prefetcher(ArgumentPrefetcher(self._table.entries, self._engine.send))
-        self.locality.cluster_grew()
+        self.locality.cluster_grew(places)
 
     # ------------------------------------------------------------ submitting
 

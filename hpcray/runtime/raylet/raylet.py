@@ -168,7 +168,7 @@ class Raylet:
         self.context.cluster_size = size
         self.router.grow(size)
         self.apply(self.lease_manager.cluster_grew(self.loop.now, size))
-        grew = m.ClusterGrew(size, self.neighbor_dirs)
+        grew = m.ClusterGrew(size, self.neighbor_dirs, self.store.lifecycle.places)
         for proc in self.router.links:
             self.router.send(proc, grew)
 
@@ -279,6 +279,7 @@ class Raylet:
             self.neighbor_dirs,
             self.spill_io.overflow_path,
             context.reserve,
+            self.store.lifecycle.places,
         )
 
     def joined(self, proc: bytes, kind: str, pid: int) -> None:
