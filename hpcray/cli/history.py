@@ -404,12 +404,12 @@ def print_logs(history: JobHistory, pattern: str) -> None:
 @job_option
 @click.option("--against", metavar="JOB", help="Compare with this job, by function.")
 @click.option("--redact", is_flag=True, help="Replace the names of users, hosts and paths.")
-@click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
-def report(address: str, against: str | None, redact: bool, file: Path) -> None:
+@click.argument("file", type=click.Path(writable=True))
+def report(address: str, against: str | None, redact: bool, file: str) -> None:
     """Write a report on a job to FILE, one HTML page without anything outside of it: how it ended, what ran when, where
-    the memory went, errors, and what to ask for next time.
+    the memory went, errors, and what to ask for next time. In a directory, FILE is named after the job.
 
-    Of a job that has ended or still runs, as its history has it.
+    Of a job that has ended or still runs, as its history has it. hpcray-launch --report DIR writes it at the job's end.
     """
     from hpcray.dashboard.report import report_page
 
@@ -424,8 +424,12 @@ def report(address: str, against: str | None, redact: bool, file: Path) -> None:
             raise click.ClickException(f"--against: there is no history of a job {against!r}; hint: hpcray jobs")
         other = JobHistory(found[0])
     result: Outcome = outcome(history, ask_slurm(history))
-    file.write_text(report_page(history, result, other, redact), encoding="utf-8")
-    click.echo(plain(f"{file}: job {run.job}, {result.state}"))
+    path = Path(file)
+    if file.endswith("/") or path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        path /= f"{run.job}-{run.name}.html" if run.job != run.name else f"{run.job}.html"
+    path.write_text(report_page(history, result, other, redact), encoding="utf-8")
+    click.echo(plain(f"{path}: job {run.job}, {result.state}"))
     if result.state == RUNNING:
         click.echo("the job still runs: this is its history so far", err=True)
 

@@ -108,6 +108,7 @@ _OPTIONS = [
     _node_option("node_types"),
     _node_option("idle_node_timeout"),
     _node_option("end_hangs"),
+    _node_option("report"),
     _node_option("broadcast_env"),
     _node_option("join"),
     _node_option("no_program"),

@@ -244,6 +244,7 @@ class Config:
         history_dir: the directory of these files, on a file system that all nodes share; "": `hpcray` in
             $XDG_STATE_HOME, or in `~/.local/state`.
         history_size: bytes that they take for one job, on all nodes together; what is oldest goes first.
+        report: a directory into which the report on the job is written at its end (`hpcray report`); "": none is.
         end_hangs: waits that can never end get a HangError, and a job in which nothing has gone on for this long ends,
             unless it waits for something outside (`docs/how-to/hangs.md`); 0: neither.
         hang_exit_code: exit code of a job that ended so. Not one that the site's RequeueExit names.
@@ -332,6 +333,7 @@ class Config:
     history: bool = True
     history_dir: str = ""
     history_size: Bytes = 256 << 20
+    report: str = ""
     end_hangs: Seconds = 0.0
     hang_exit_code: Count = 79
     metrics_export: str = ""

@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -77,12 +78,16 @@ _SLURM_FACTS = (
 
 
 class NodeHistory(NodeExtension):
-    """Writes what happens on one node."""
+    """Writes what happens on one node.
+
+    Args:
+        ended: called at the end of the job on the head, with the directory of all histories and the run's name.
+    """
 
     name: ClassVar[str] = "history"
 
-    def __init__(self, raylet: Raylet) -> None:
-        self._raylet = raylet
+    def __init__(self, raylet: Raylet, ended: Callable[[str, str], None]) -> None:
+        self._raylet, self._ended = raylet, ended
         self._loop = raylet.loop
         self._node = raylet.node
         self._decode = msgspec.msgpack.Decoder(NewRecords).decode
@@ -204,6 +209,8 @@ class NodeHistory(NodeExtension):
             self._add(CoreTime(time.time(), self._account.rows(self._loop.now)))
             self._flush()
             self._writer.close(_CLOSING)
+            if self._raylet.head is not None and self._began is not None:
+                self._ended(self._place.root, self._began.run)
 
     # ------------------------------------------------------------ looks
 
@@ -423,31 +430,35 @@ class _FunctionTotals:
 
 
 class _Place:
-    """The directory of the run: what may have to wait for a file server, and so is called in the writer's thread."""
+    """The directory of the run: what may have to wait for a file server, and so is called in the writer's thread.
+
+    Attributes:
+        root: the directory of all histories.
+    """
 
     def __init__(self, raylet: Raylet) -> None:
         self._node, self._nodes = raylet.node, raylet.context.cluster_size
         self._leads = raylet.head is not None
-        self._root = self._job = self._run = ""
+        self.root = self._job = self._run = ""
         self._look_at = 0.0
         self._missing: list[int] = []
 
     def open_at(self, configured: str, job: str, run: str) -> None:
         """Say where it is."""
-        self._root, self._job, self._run = history_root(os.environ, configured), job, run
+        self.root, self._job, self._run = history_root(os.environ, configured), job, run
         self._look_at = time.monotonic() + _LOOK_FOR_OTHERS if self._leads and self._nodes > 1 else float("inf")
 
     def open_file(self, number: int) -> int:
         """Open the file with this number, and remove the last but one before it."""
         if self._leads and not number:
-            prune(self._root)
+            prune(self.root)
         with self._directory() as run:
             if number > 1:
                 run.remove(file_name(self._node, number - 2))
             return run.append(file_name(self._node, number))
 
     def _directory(self) -> PrivateDirectory:
-        with PrivateDirectory.open(self._root) as root, root.directory(self._job) as job:
+        with PrivateDirectory.open(self.root) as root, root.directory(self._job) as job:
             return job.directory(self._run)
 
     def look_around(self) -> None:
@@ -465,14 +476,14 @@ class _Place:
             return ""
         shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
         return (
-            f"the history of this job will lack node {shown}: nothing of it comes into {self._root}, which its host "
+            f"the history of this job will lack node {shown}: nothing of it comes into {self.root}, which its host "
             "does not share, or cannot write to; hint: HPCRAY_HISTORY_DIR names a directory that all nodes share"
         )
 
     def complaint(self, problem: str) -> str:
         """The line that is printed where nothing can be written."""
         return (
-            f"the history of this node is not written, or not whole: {self._root}: {problem}. The job goes on without; "
+            f"the history of this node is not written, or not whole: {self.root}: {problem}. The job goes on without; "
             "hint: HPCRAY_HISTORY_DIR names another directory, HPCRAY_HISTORY=0 turns it off"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +16,10 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
+from hpcray.common.terminal_text import plain_line
 from hpcray.platform.fork_server import WorkerCode
-from hpcray.platform.process_control import set_process_name
+from hpcray.platform.launcher_environment import strip_launcher_variables
+from hpcray.platform.process_control import module_line, set_process_name
 from hpcray.platform.sockets import close_listeners
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
     from hpcray.platform.path_relocation import PathRelocation
     from hpcray.runtime.raylet.raylet import Raylet
     from hpcray.transport.base import ControlTransport
+
+_REPORT_TIMEOUT = 20.0  # seconds; Slurm's KillWait is 30 by default
 
 
 def run_node(
@@ -55,6 +60,7 @@ def run_node(
         ValueError: an option is not valid.
     """
     outlive_user_signals()
+    histories: list[tuple[str, str]] = []
     launch = _read_launch(options)
     if options.distributed and not options.join:
         _check_driver_rank(options.settings(), launch)
@@ -81,21 +87,45 @@ def run_node(
                 share_directory=partial(_share_directory, node),
                 cancel_jobs=_cancel_jobs,
                 near_sets=_near_sets,
-                extensions=[_node_history],
+                extensions=[partial(_node_history, histories)],
             )
             opened = open_node(node, features)
     except BaseException:
         node.abandon()
         raise
-    return serve(node, opened, ready, life, features, report_code)
+    try:
+        return serve(node, opened, ready, life, features, report_code)
+    finally:
+        for root, run in histories:
+            _write_report(node.config.report, root, run)
 
 
-def _node_history(raylet: Raylet) -> NodeHistory | None:
-    if not raylet.context.config.history:
+def _node_history(histories: list[tuple[str, str]], raylet: Raylet) -> NodeHistory | None:
+    config = raylet.context.config
+    if not config.history:
+        if config.report and raylet.head is not None:
+            raylet.events.report("WARNING", "no report on this job is written: HPCRAY_HISTORY=0 turns its history off")
         return None
     from hpcray.history.node_history import NodeHistory
 
-    return NodeHistory(raylet)
+    return NodeHistory(raylet, lambda root, run: histories.append((root, run)))
+
+
+def _write_report(directory: str, root: str, run: str) -> None:
+    """Write the report on a job that has ended, in a process of its own, which has neither MPI nor UCX."""
+    if not directory:
+        return
+    environ = {**os.environ, "HPCRAY_HISTORY_DIR": root}
+    strip_launcher_variables(environ)
+    command = module_line("hpcray.cli", "report", "--job", run, os.path.join(directory, ""))
+    try:
+        done = subprocess.run(
+            command, env=environ, capture_output=True, text=True, errors="replace", timeout=_REPORT_TIMEOUT
+        )
+        said = done.stderr if done.returncode else done.stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said = str(error)
+    print(f"hpcray: report: {plain_line(said.strip())}", file=sys.stderr, flush=True)
 
 
 def _find_labels(config: Config, ranks_here: int, gpus: Sequence[str], joins: bool) -> dict[str, str]:

@@ -211,6 +211,25 @@ def test_ends_of_programs(how: str, code: int, state: str, cause: str, histories
     assert re.search(r"short +FINISHED: 40 ", counts) and re.search(r"failing +FAILED: 3 ", counts)
 
 
+def test_a_report_is_written_at_the_end(histories: Path, program: Path, tmp_path: Path) -> None:
+    """Of a node that a launcher starts, and of one that the program has started by `init()`, whatever the end."""
+    directory, setting = tmp_path / "new" / "reports", {"HPCRAY_REPORT": str(tmp_path / "set")}
+    with Job([sys.executable, "-m", "hpcray", "--report", str(directory), str(program), "exit"]) as job:
+        ended = job.wait()
+    name = run_named(histories)
+    assert ended.code == 7 and f"hpcray: report: {directory}/{name}.html: job {name}, FAILED" in ended.err
+    page = (directory / f"{name}.html").read_text()
+    assert "exit code 7" in page and "the planted" in page and "argument-xyzzy" not in page
+    with Job(on_two_nodes(program, "kill"), setting) as job:
+        assert job.line() == "ready"
+        job.send(signal.SIGTERM)
+        job.wait()
+    with Job(embedded(program, "end"), {**setting, "HPCRAY_HISTORY": "0"}) as job:
+        assert "no report on this job is written: HPCRAY_HISTORY=0" in job.wait().err
+    (written,) = (tmp_path / "set").iterdir()
+    assert "SIGTERM" in written.read_text()
+
+
 def test_two_nodes_and_a_signal(histories: Path, program: Path) -> None:
     with Job(on_two_nodes(program, "kill")) as job:
         assert job.line() == "ready"

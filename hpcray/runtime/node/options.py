@@ -135,6 +135,7 @@ NODE_FLAGS = (
         "idle_node_timeout", "SECONDS", _seconds, "further nodes are given back after so long (default: 300)", True
     ),
     NodeFlag("end_hangs", "SECONDS", _seconds, "end waits that cannot end, and a job that stands still so long", True),
+    NodeFlag("report", "DIR", str, "at the end, write the report on the job into this directory, as one page", True),
     NodeFlag("broadcast_env", "DIR", str, "read this directory once per job, use copies on the nodes"),
 )
 """In the order of `--help` and of `to_argv`. `hpcray-launch` builds its options from the same rows."""
