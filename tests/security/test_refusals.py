@@ -98,8 +98,12 @@ def test_refusals_are_summed_up(caplog: pytest.LogCaptureFixture, monkeypatch: p
     assert [record.getMessage() for record in caplog.records] == said
 
 
-def test_many_connections_of_a_stranger_are_a_line_or_two(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_connections_of_a_stranger_are_a_line_or_two(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_stranger()
+    # After EMFILE asyncio waits for a second: with three descriptors, for minutes in all.
+    monkeypatch.setattr(asyncio.constants, "ACCEPT_RETRY_DELAY", 0.01)
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     async def serve() -> int:
