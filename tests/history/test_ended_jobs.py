@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,7 +83,11 @@ def histories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.fixture
 def program(tmp_path: Path) -> Path:
-    path = tmp_path / "program.py"
+    return written(tmp_path)
+
+
+def written(directory: Path) -> Path:
+    path = directory / "program.py"
     path.write_text(PROGRAM)
     return path
 
@@ -111,15 +116,22 @@ def kill_all(mark: str) -> None:
     wait_until(lambda: not processes_with(MARK, mark), "the end of all processes")
 
 
+@pytest.fixture(scope="module")
+def histories_of_killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place, mark = tmp_path_factory.mktemp("killed"), uuid.uuid4().hex
+    environ = {**SECRET, MARK: mark, "HPCRAY_HISTORY_DIR": str(place / "histories")}
+    with Job(embedded(written(place), "kill"), environ) as job:
+        assert job.line() == "ready"
+        kill_all(mark)
+    return place / "histories"
+
+
 class TestKilled:
     """All processes got SIGKILL three seconds ago."""
 
     @pytest.fixture
-    def killed(self, histories: Path, program: Path) -> str:
-        mark = uuid.uuid4().hex
-        with Job(embedded(program, "kill"), {**SECRET, MARK: mark}) as job:
-            assert job.line() == "ready"
-            kill_all(mark)
+    def killed(self, histories_of_killed: Path, histories: Path) -> str:
+        shutil.copytree(histories_of_killed, histories)
         return run_named(histories)
 
     def test_commands_answer_from_any_directory(self, killed: str, program: Path, tmp_path: Path) -> None:

@@ -108,6 +108,7 @@ def shell(script: str, environ: dict[str, str] | None = None) -> Ended:
     return ended
 
 
+@pytest.mark.slow  # `.ci/run` runs them
 @examples("python", mode=DEFAULT)
 def test_a_program_runs_and_prints_what_its_comments_show(block: Block, place: Path) -> None:
     if "ray.mpi" in block.text and without_mpirun:
@@ -122,6 +123,7 @@ def test_a_program_runs_and_prints_what_its_comments_show(block: Block, place: P
     assert [line for line in block.output if line not in printed] == []
 
 
+@pytest.mark.slow  # `.ci/run` runs them
 @pytest.mark.parametrize("page", sorted({block.page for block in blocks(CELL)}))
 def test_the_cells_of_a_page_are_a_program_that_prints_what_they_show(page: str, place: Path) -> None:
     cells = [block for block in blocks(CELL) if block.page == page]
@@ -133,6 +135,7 @@ def test_the_cells_of_a_page_are_a_program_that_prints_what_they_show(page: str,
     assert [line for cell in cells for line in cell.output if line not in printed] == []
 
 
+@pytest.mark.slow  # `.ci/run` runs them
 @examples("bash", "console", mode=DEFAULT)
 def test_commands_run(block: Block, place: Path) -> None:
     if "mpirun" in block.text and without_mpirun:
@@ -158,6 +161,7 @@ def busy(tmp_path: Path, own_sessions: None) -> Iterator[dict[str, str]]:
         job.wait()
 
 
+@pytest.mark.slow  # `.ci/run` runs them
 @examples("bash", "console", mode=BESIDE)
 def test_commands_inspect_a_running_job(block: Block, place: Path, busy: dict[str, str]) -> None:
     if "curl " in block.text and shutil.which("curl") is None:
@@ -171,6 +175,7 @@ def test_commands_inspect_a_running_job(block: Block, place: Path, busy: dict[st
         assert len(re.findall(r"^ray_requests_total\b", ended.out, re.MULTILINE)) == 2
 
 
+@pytest.mark.slow  # `.ci/run` runs them
 @examples("python", mode=DRAINED)
 def test_a_program_that_drains_is_saved_and_resumes(block: Block, place: Path, leak_check: LeakCheck) -> None:
     (place / "example.py").write_text(block.text)
