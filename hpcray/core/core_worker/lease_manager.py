@@ -607,7 +607,7 @@ class LocalityLeasePolicy:
         return near
 
     def _bytes(self, objects: Sequence[bytes]) -> dict[int, int]:
-        """What each node that has some of the objects saves: bytes times the links that they need not cross."""
+        """Bytes times links that they need not cross, for each node that has some of the objects."""
         there: dict[int, int] = {}
         behind: dict[Place, int] = {}
         for object_id in objects:
