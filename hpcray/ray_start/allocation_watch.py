@@ -1,4 +1,5 @@
-"""How a keeper sees the end of its allocation, which kills nothing where processes detach from their step.
+"""How a keeper sees the end of its allocation, which kills nothing where processes detach from their step; and what
+cleans up where their step's end kills them.
 
 While Slurm's own processes of the job run on this host, the job does; the kernel reports their end. Where there are
 none, as between two steps, the batch system is asked.
@@ -7,14 +8,21 @@ none, as between two steps, the batch system is asked.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shutil
+import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from hpcray.platform.allocation import run_command
+from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.private_files import CLOSED, open_private_file
+from hpcray.platform.process_control import code_line, set_process_name
+from hpcray.platform.process_tree import ProcessIdentity
 
 _FIRST_QUESTIONS = (0.5, 1.0, 2.0, 4.0)
 _INTERVAL = 10.0
@@ -128,3 +136,89 @@ def _run(command: Sequence[str]) -> tuple[int, str, str] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.returncode, done.stdout, done.stderr
+
+
+# ------------------------------------------------------------ guard
+# With cgroups, Slurm kills all that a step leaves at its end, and all of the batch script at its own: no process of the
+# node is left to remove its sockets and its files. So a step of its own on the same host, whose one process waits for
+# the node's end, removes them. It needs no `srun` that stays: Slurm ends the step with the job, in order.
+
+_RUN = (
+    "from importlib.util import find_spec, module_from_spec; "
+    "sys.modules.setdefault('hpcray', module_from_spec(find_spec('hpcray'))); "
+    f"from {__name__} import guard; guard(*sys.argv[1:])"
+)
+"""It waits for hours, mostly: without the imports of `import hpcray`, which are for users' programs."""
+_BEGIN_WITHIN = 20
+_LAST_WORK = 2.0
+_SWEEP, _SWEEP_CHECK = 10.0, 0.1
+"""Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
+
+
+class Guard:
+    """The step that removes what is left when the node and its keeper are killed. Close it when the node has ended.
+
+    Args:
+        job: Slurm's id of the job.
+        session_dir: of the node.
+        cluster: path of the cluster's file if this is its head, "" else.
+        environ: of the command, as the step had it.
+    """
+
+    def __init__(self, job: str, session_dir: str, cluster: str, environ: Mapping[str, str]) -> None:
+        host = environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+        me = ProcessIdentity.of(os.getpid())
+        assert me is not None
+        line = ["srun", f"--jobid={job}", f"--nodelist={host}", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none"]
+        line += [f"--immediate={_BEGIN_WITHIN}", "--job-name=hpcray-guard", "--chdir=/", "--export=ALL", "--quiet"]
+        line += ["--input=none", "--output=none", "--error=none"]
+        line += code_line(_RUN, session_dir, cluster, str(me.pid), str(me.started))
+        null = subprocess.DEVNULL
+        self._srun: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):
+            self._srun = subprocess.Popen(
+                line, env=outside_of_job(os.environ), stdin=null, stdout=null, stderr=null, start_new_session=True
+            )
+
+    def close(self) -> None:
+        """The node has ended, and all of it is removed: the step ends by itself, if it has begun."""
+        if self._srun is not None:
+            try:
+                self._srun.wait(_LAST_WORK)
+            except subprocess.TimeoutExpired:
+                self._srun.terminate()
+
+
+def guard(session_dir: str, cluster: str, keeper: str, started: str) -> None:
+    """Be that process: wait for the end of a node, and remove what is left of it. Arguments: see `Guard`; pid of the
+    keeper, and when it began, in clock ticks since boot."""
+    set_process_name("hpcray-guard")
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # for the program
+    try:
+        lock = open_private_file(os.path.join(session_dir, "lock"), os.O_RDWR, CLOSED)
+    except OSError:
+        return  # it has ended already, or is in a container
+
+    def end_node(number: int, frame: object) -> None:
+        """The job ends. Slurm waits for this step, and so the node need not see it by itself."""
+        found = ProcessIdentity.of(int(keeper))
+        if found is not None and found.started == int(started):
+            os.kill(found.pid, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end_node)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    os.close(lock)
+    from hpcray.platform.session_directory import remove_dead_sessions  # not while it waits
+    from hpcray.ray_start.session_files import sweep_files
+
+    environ = {**os.environ, "HPCRAY_TMPDIR": os.path.dirname(os.path.dirname(session_dir))}
+    deadline = time.monotonic() + _SWEEP
+    while time.monotonic() < deadline:
+        remove_dead_sessions(environ)
+        if not sweep_files(os.environ) and not os.path.exists(session_dir):
+            break
+        time.sleep(_SWEEP_CHECK)
+    if cluster:
+        with contextlib.suppress(OSError):
+            os.unlink(cluster)  # a secret of nothing
