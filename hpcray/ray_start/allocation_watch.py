@@ -14,6 +14,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from hpcray.platform.allocation import run_command
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.private_files import CLOSED, open_private_file
 from hpcray.platform.process_control import code_line, set_process_name
-from hpcray.platform.process_tree import ProcessIdentity
+from hpcray.platform.process_tree import ProcessIdentity, children_by_name
 
 _FIRST_QUESTIONS = (0.5, 1.0, 2.0, 4.0)
 _INTERVAL = 10.0
@@ -141,7 +142,8 @@ def _run(command: Sequence[str]) -> tuple[int, str, str] | None:
 # ------------------------------------------------------------ guard
 # With cgroups, Slurm kills all that a step leaves at its end, and all of the batch script at its own: no process of the
 # node is left to remove its sockets and its files. So a step of its own on the same host, whose one process waits for
-# the node's end, removes them. It needs no `srun` that stays: Slurm ends the step with the job, in order.
+# the node's end, removes them. Slurm ends that step with the job, in order. An `srun` that the step's end kills would
+# take the guard with it, by the second process that it has for this: so the guard ends both, once it has begun.
 
 _RUN = (
     "from importlib.util import find_spec, module_from_spec; "
@@ -150,7 +152,6 @@ _RUN = (
 )
 """It waits for hours, mostly: without the imports of `import hpcray`, which are for users' programs."""
 _BEGIN_WITHIN = 20
-_LAST_WORK = 2.0
 _SWEEP, _SWEEP_CHECK = 10.0, 0.1
 """Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
 
@@ -179,14 +180,12 @@ class Guard:
             self._srun = subprocess.Popen(
                 line, env=outside_of_job(os.environ), stdin=null, stdout=null, stderr=null, start_new_session=True
             )
+            threading.Thread(target=self._srun.wait, daemon=True).start()
 
     def close(self) -> None:
-        """The node has ended, and all of it is removed: the step ends by itself, if it has begun."""
+        """The node has ended, and its keeper has removed all of it: a step that has not begun need not."""
         if self._srun is not None:
-            try:
-                self._srun.wait(_LAST_WORK)
-            except subprocess.TimeoutExpired:
-                self._srun.terminate()
+            self._srun.terminate()
 
 
 def guard(session_dir: str, cluster: str, keeper: str, started: str) -> None:
@@ -195,30 +194,55 @@ def guard(session_dir: str, cluster: str, keeper: str, started: str) -> None:
     set_process_name("hpcray-guard")
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # for the program
-    try:
-        lock = open_private_file(os.path.join(session_dir, "lock"), os.O_RDWR, CLOSED)
-    except OSError:
+    if not os.path.isdir(session_dir):
         return  # it has ended already, or is in a container
 
-    def end_node(number: int, frame: object) -> None:
-        """The job ends. Slurm waits for this step, and so the node need not see it by itself."""
+    def held_by() -> int:
+        """The pid of the keeper; 0 when it has ended."""
         found = ProcessIdentity.of(int(keeper))
-        if found is not None and found.started == int(started):
-            os.kill(found.pid, signal.SIGTERM)
+        return found.pid if found is not None and found.started == int(started) else 0
+
+    def end_node(number: int, frame: object) -> None:
+        """The job ends. Slurm waits for this step, and so the keeper need not see it by itself."""
+        if pid := held_by():
+            os.kill(pid, signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, end_node)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    os.close(lock)
+    _end_srun(held_by())
+    _await_unlocked(session_dir)
     from hpcray.platform.session_directory import remove_dead_sessions  # not while it waits
     from hpcray.ray_start.session_files import sweep_files
 
     environ = {**os.environ, "HPCRAY_TMPDIR": os.path.dirname(os.path.dirname(session_dir))}
-    deadline = time.monotonic() + _SWEEP
-    while time.monotonic() < deadline:
+    while True:
         remove_dead_sessions(environ)
-        if not sweep_files(os.environ) and not os.path.exists(session_dir):
+        if not os.path.isdir(session_dir):
             break
         time.sleep(_SWEEP_CHECK)
+        _await_unlocked(session_dir)  # it lives: a cleaner had removed its files, and it has made them again
+    deadline = time.monotonic() + _SWEEP
+    while held_by() and time.monotonic() < deadline:
+        time.sleep(_SWEEP_CHECK)
+    sweep_files(os.environ)
     if cluster:
         with contextlib.suppress(OSError):
             os.unlink(cluster)  # a secret of nothing
+
+
+def _end_srun(keeper: int) -> None:
+    """End the `srun` of this step, its second process first."""
+    for pid, name in (children_by_name(keeper) if keeper else {}).items():
+        if name == "srun":
+            for each in (*children_by_name(pid), pid):
+                with contextlib.suppress(OSError):
+                    os.kill(each, signal.SIGKILL)
+
+
+def _await_unlocked(session_dir: str) -> None:
+    """Wait until no process holds the lock of a session directory."""
+    with contextlib.suppress(OSError):
+        lock = open_private_file(os.path.join(session_dir, "lock"), os.O_RDWR, CLOSED)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        finally:
+            os.close(lock)
