@@ -152,6 +152,8 @@ _RUN = (
 )
 """It waits for hours, mostly: without the imports of `import hpcray`, which are for users' programs."""
 _BEGIN_WITHIN = 20
+_BEGUN = 3.0
+"""Seconds that `ray start` waits for that: it takes a third of one, and more on a busy host."""
 _SWEEP, _SWEEP_CHECK = 10.0, 0.1
 """Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
 
@@ -181,6 +183,12 @@ class Guard:
                 line, env=outside_of_job(os.environ), stdin=null, stdout=null, stderr=null, start_new_session=True
             )
             threading.Thread(target=self._srun.wait, daemon=True).start()
+
+    def await_begun(self) -> None:
+        """Wait until it has begun, or cannot: the end of a step that is about to come would end its `srun` too."""
+        if self._srun is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._srun.wait(_BEGUN)
 
     def close(self) -> None:
         """The node has ended, and its keeper has removed all of it: a step that has not begun need not."""

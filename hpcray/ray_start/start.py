@@ -225,6 +225,8 @@ class NodeStart:
             guard = self._guard(node.session_dir)
             watch = AllocationWatch(request.allocation) if request.allocation else None
             try:
+                if guard is not None and self._in_step:
+                    guard.await_begun()
                 if ready(self._report(cluster, node.session_dir)):
                     return keep_node(node, received, self._bell, watch, self._log)
                 return node.leave()

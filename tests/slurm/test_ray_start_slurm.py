@@ -193,11 +193,11 @@ on "${nodes[0]}" bash -c 'ray start --head --num-cpus=1 --port=6379; sleep 1; pk
 
 
 def test_nodes_that_their_site_kills_with_their_steps_leave_nothing_and_the_program_says_why(scripts: Scripts) -> None:
-    # As cgroups do: all that a step has started goes with it. The guard is a step of its own, which needs no `srun`.
+    # As cgroups do: all that a step has started goes with it. The guard is a step of its own, which has begun when
+    # `ray start` returns, and needs no `srun` any more.
     body = """\
 cat >step.sh <<'EOF'
 ray start "$@" --num-cpus=1 || exit 1
-until pgrep hpcray-guard && ! pgrep -f '[s]run.*hpcray-guard'; do sleep 0.1; done
 touch "up.$1"; while [ ! -e over ]; do sleep 0.1; done
 pkill -KILL -u "$(id -u)" 'hpcray-(raylet|keeper|worke|templa)'
 EOF
