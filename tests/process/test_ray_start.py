@@ -284,6 +284,37 @@ def test_nodes_that_were_killed_are_named_by_the_next_program_and_by_ray_status(
     assert "no command has stopped them" in said and "--block" in said
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_the_guard_removes_what_is_killed_and_ends_the_node_with_its_job(shell: Shell, killed: bool) -> None:
+    shell.ray("start", "--head", "--num-cpus=1")
+    (path,) = shell.tmp.glob("hpcray-*/*/ray_start.json")
+    (secret,) = (shell.place / "clusters").glob("*.cluster")
+    node, raylet = json.loads(path.read_text()), json.loads((path.parent / "info.json").read_text())["pid"]
+    line = "import sys; from hpcray.ray_start.allocation_watch import guard; print(flush=True); guard(*sys.argv[1:])"
+    words = [str(path.parent), str(secret), str(node["keeper"]), str(node["started"])]
+    guard = subprocess.Popen([sys.executable, "-c", line, *words], env=shell.environ, stdout=subprocess.PIPE)
+    assert guard.stdout is not None
+    guard.stdout.readline()
+    until = time.monotonic() + 20.0
+    while Path(f"/proc/{guard.pid}/comm").read_text() != "hpcray-guard\n" or not waits_for_lock(guard.pid):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    if killed:
+        for pid in {node["keeper"], *processes_below(node["keeper"]), *processes_below(raylet)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    else:
+        guard.terminate()  # Slurm ends its step with the job
+    assert guard.wait(20) == 0
+    left = [path for path in shell.left() if not (killed and path.endswith(".call"))]  # the reason, for programs
+    assert not left
+    shell.ray("stop")
+
+
+def waits_for_lock(pid: int) -> bool:
+    return any(f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+
+
 NOTE = "; told by the starter"
 LOSES_NODES = """\
 import os, signal, sys
