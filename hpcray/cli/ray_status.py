@@ -12,7 +12,7 @@ from hpcray.common.terminal_text import plain, plain_line
 from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job, running_jobs
 from hpcray.ray_start.clusters import SeveralClustersError
 from hpcray.ray_start.lookup import head_elsewhere, session_here
-from hpcray.ray_start.order import BLOCK_HINT, is_unexpected
+from hpcray.ray_start.order import unexpected_ends
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.cluster_status import JobAsker, cluster_status, show_status
 
@@ -45,8 +45,9 @@ def status(address: str | None, verbose: bool) -> None:
     except ConnectionError as error:
         raise click.ClickException(plain_line(error)) from None
     click.echo(plain(show_status(found, verbose), lines=True))
-    if any(is_unexpected(node.reason) for node in found.ended):
-        click.echo(f"Nodes have ended, and no command has stopped them; hint: {BLOCK_HINT}", err=True)
+    lost, why = unexpected_ends(node.reason for node in found.ended)
+    if lost:
+        click.echo(f"Nodes have ended, and no command has stopped them{why}", err=True)
 
 
 @click.command("health-check", hidden=True)

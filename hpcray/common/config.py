@@ -123,9 +123,9 @@ RAY_VARIABLES = {field: f"RAY_{name}" for name, (field, _) in _RAY_SETTINGS.item
 
 OF_ONE_NODE = frozenset(
     {
-        "bind", "disk_capacity_threshold", "elastic", "end_time", "huge_pages", "journal_dir", "labels", "max_workers",
-        "memory_limit", "object_store_memory", "preload", "prestart", "require_rdma", "same_host", "spill_dir",
-        "start_timeout",
+        "bind", "disk_capacity_threshold", "elastic", "end_note", "end_time", "huge_pages", "journal_dir", "labels",
+        "max_workers", "memory_limit", "object_store_memory", "preload", "prestart", "require_rdma", "same_host",
+        "spill_dir", "start_timeout",
     }
 )  # fmt: skip
 """Settings that a node which joins a running job has for itself; all others are the job's."""
@@ -195,6 +195,8 @@ class Config:
         spread_threshold: share of a node's resources up to which tasks stay where they are submitted, and the head
             packs tasks and actors there; then it takes the least used node. (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
+        end_note: what stands, as it is, behind the reason of the end of this node where nobody has ordered it: whoever
+            has started the node may know what ends such nodes, and what helps.
         topology: a file that says which nodes share a switch or a block, in the form of Slurm's topology.conf or
             topology.yaml; "": what the batch system says (`docs/how-to/topology.md`).
         rack_pattern: a regular expression that finds the rack in the name of a host, such as `(r[0-9]+)`; "": none.
@@ -297,6 +299,7 @@ class Config:
     locality_wait: Seconds = 1.0
     spread_threshold: Share = 0.5
     labels: str = ""
+    end_note: str = ""
     topology: str = ""
     rack_pattern: str = ""
     max_workers: Count = 0
@@ -527,6 +530,8 @@ class LaunchConfig:
             that all nodes see; "": `clusters` in `~/.hpcray`.
         start_bell: whether the head of such a cluster lets scripts test the port that `--port` gives; it says nothing
             there.
+        start_guard: whether `ray start` without `--block` starts a step of Slurm's, of one idle process, that removes
+            the files of its node if all of it is killed, as by cgroups at the end of its step.
         head_wait: seconds that `ray start --address` waits for its head.
         join_wait: seconds that `init()` waits for a node that `ray start` was called for.
         safe_directories: directories of other users that this user trusts, separated by ":": session directories and
@@ -551,6 +556,7 @@ class LaunchConfig:
     tmpdir: str = ""
     start_dir: str = ""
     start_bell: bool = True
+    start_guard: bool = True
     head_wait: float = 300.0
     join_wait: float = 30.0
     safe_directories: str = ""

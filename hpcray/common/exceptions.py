@@ -537,6 +537,8 @@ class RayActorError(RayError):
     Attributes:
         actor_id: id of the actor in hex, or None where it is not known.
         error_msg: the whole message.
+        actor_init_failed: True if the constructor of the actor raised.
+        preempted: True if the actor died because its node was preempted.
     """
 
     BASE_ERROR_MSG = "The actor experienced an error before finishing this task."
@@ -551,21 +553,11 @@ class RayActorError(RayError):
         super().__init__(actor_id, error_msg, actor_init_failed, preempted)
         self.actor_id = actor_id
         self.error_msg = error_msg
-        self._actor_init_failed = actor_init_failed
-        self._preempted = preempted
+        self.actor_init_failed = actor_init_failed
+        self.preempted = preempted
 
     def __str__(self) -> str:
         return self.error_msg
-
-    @property
-    def preempted(self) -> bool:
-        """True if the actor died because its node was preempted."""
-        return self._preempted
-
-    @property
-    def actor_init_failed(self) -> bool:
-        """True if the constructor of the actor raised."""
-        return self._actor_init_failed
 
 
 _NODE_DIED = "its node has died:"

@@ -496,6 +496,9 @@ class Prefaulter:
     Args:
         arena: of this node; populated through the raylet's mapping.
         window: maximum bytes ahead of the high-water mark; 0 disables the prefaulter.
+
+    Attributes:
+        populated_to: end of what was populated so far.
     """
 
     def __init__(self, arena: Arena, window: int = PREFAULT_WINDOW) -> None:
@@ -503,14 +506,9 @@ class Prefaulter:
         self._window = window
         self._lock = threading.Lock()
         self._target = 0
-        self._done = 0
+        self.populated_to = 0
         self._thread: threading.Thread | None = None
         self._stopped = window <= 0
-
-    @property
-    def populated_to(self) -> int:
-        """End of what was populated so far."""
-        return self._done
 
     @property
     def idle(self) -> bool:
@@ -526,7 +524,7 @@ class Prefaulter:
             return
         with self._lock:
             self._target = target
-            self._done = max(self._done, high_water)
+            self.populated_to = max(self.populated_to, high_water)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="hpcray-prefault", daemon=True)
                 self._thread.start()
@@ -544,11 +542,11 @@ class Prefaulter:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         while True:
             with self._lock:
-                start = self._done
+                start = self.populated_to
                 if self._stopped or start >= self._target:
                     self._thread = None
                     return
                 size = min(PREFAULT_STEP, self._target - start)
-                self._done = start + size
+                self.populated_to = start + size
             if not self._arena.populate(start, size):
                 self._stopped = True

@@ -44,13 +44,16 @@ class JournalFile:
         warn: called once, from such a thread, with the reason when writing stops; and when the journal that is read is
             damaged.
 
+    Attributes:
+        path: the directory.
+
     Raises:
         StartupError: the directory, or what is in it, is not this user's alone, is in use, or cannot be used.
     """
 
     def __init__(self, directory: str, warn: Callable[[str], None]) -> None:
         self._warn = warn
-        self._path = os.path.abspath(os.path.expanduser(directory))
+        self.path = os.path.abspath(os.path.expanduser(directory))
         self._jobs: queue.SimpleQueue[tuple[list[bytes], bool] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._unsynced = threading.Event()
@@ -59,12 +62,12 @@ class JournalFile:
         self._file = -1
         self._failed = False
         try:
-            self._directory = PrivateDirectory.open(self._path, True, CLOSED)
+            self._directory = PrivateDirectory.open(self.path, True, CLOSED)
         except UntrustedPathError as error:
             raise StartupError(str(error)) from None
         except OSError as error:
             raise StartupError(
-                f"HPCRAY_JOURNAL_DIR {self._path}: {error.strerror}; hint: a directory of yours"
+                f"HPCRAY_JOURNAL_DIR {self.path}: {error.strerror}; hint: a directory of yours"
             ) from None
         try:
             self._lock = self._locked()
@@ -72,18 +75,13 @@ class JournalFile:
             self._directory.close()
             raise
 
-    @property
-    def path(self) -> str:
-        """The directory."""
-        return self._path
-
     def read(self) -> list[bytes]:
         """The records of an earlier run, up to the first damage; none where there is no journal.
 
         Raises:
             StartupError: the journal is not this user's alone, or is no journal, or is damaged from the beginning.
         """
-        where = os.path.join(self._path, _NAME)
+        where = os.path.join(self.path, _NAME)
         try:
             data = self._directory.read(_NAME, CLOSED)
         except FileNotFoundError:
@@ -123,7 +121,7 @@ class JournalFile:
             if any(thread.is_alive() for thread in self._threads):
                 what = "is not removed" if remove else "lacks its end"
                 silent = f"the file system has not answered for {_CLOSE_TIMEOUT} s"
-                self._warn(f"the journal in {self._path} {what}: {silent}")
+                self._warn(f"the journal in {self.path} {what}: {silent}")
                 return
         if remove:
             for name in (_NAME, _NEW):
@@ -146,7 +144,7 @@ class JournalFile:
         text += f"goes on from the {f'{read} records' if read > 1 else 'record'} before; hint: look at its file system"
         with contextlib.suppress(OSError):
             self._directory.write(_DAMAGED, data)
-            text += f"; what was there stays as {os.path.join(self._path, _DAMAGED)}"
+            text += f"; what was there stays as {os.path.join(self.path, _DAMAGED)}"
         self._warn(text)
 
     def _hand_over(self, job: tuple[list[bytes], bool]) -> None:
@@ -193,7 +191,7 @@ class JournalFile:
         if not self._failed:
             self._failed = True
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            self._warn(f"the journal in {self._path} is not written any more: {why}")
+            self._warn(f"the journal in {self.path} is not written any more: {why}")
 
     def _write(self, jobs: list[tuple[list[bytes], bool]]) -> None:
         latest = max((place for place, (_, whole) in enumerate(jobs) if whole), default=-1)
@@ -229,14 +227,14 @@ class JournalFile:
         except UntrustedPathError as error:
             raise StartupError(f"the journal's lock {error}") from None
         except OSError as error:
-            raise StartupError(f"HPCRAY_JOURNAL_DIR {self._path} cannot be written: {error.strerror}") from None
+            raise StartupError(f"HPCRAY_JOURNAL_DIR {self.path} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(fd)
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StartupError(
-                    f"HPCRAY_JOURNAL_DIR {self._path} is in use by another job; hint: one directory per job, as in "
+                    f"HPCRAY_JOURNAL_DIR {self.path} is in use by another job; hint: one directory per job, as in "
                     "HPCRAY_JOURNAL_DIR=$HOME/journals/%j"
                 ) from None
             return -1

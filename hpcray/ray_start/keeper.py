@@ -27,6 +27,8 @@ _IGNORED = (signal.SIGUSR1, signal.SIGUSR2)
 _GRACE, _BREAK_OFF = 15.0, 5.0
 """Seconds that a node has to end after a request, and to break off, which is long only on a busy host. A node that
 is killed leaves its files to the next one, and its ports are seen for a moment without a process behind them."""
+_SAME = 1.0
+"""Seconds in which a second signal is the same request: srun, Slurm and the guard all pass on the end of a job."""
 _SWEEP, _SWEEP_CHECK = 10.0, 0.1
 """Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
 STOPPED = "stopped"
@@ -95,7 +97,7 @@ def keep_node(
         0 where the cluster, or `ray stop`, has ended the node in order; 128 + n where signal n has; else the code of
         the node.
     """
-    asked, stopped = 0, False
+    asked, asked_at, stopped = 0, 0.0, False
     deadline = float("inf")
     poll = select.poll()
     ended = os.pidfd_open(node.pid)
@@ -116,17 +118,18 @@ def keep_node(
             for number in received.take() if received.fd in events else []:
                 stopped = stopped or os.path.exists(os.path.join(node.session_dir, STOPPED))
                 log("ray stop: this node ends" if stopped else f"signal {signal.Signals(number).name}: this node ends")
-                if number == AT_ONCE or asked:
+                if number == AT_ONCE or (asked and time.monotonic() - asked_at > _SAME):
                     node.leave(_BREAK_OFF)
-                else:
-                    deadline = time.monotonic() + _GRACE
+                elif not asked:
+                    asked_at = time.monotonic()
+                    deadline = asked_at + _GRACE
                     _terminate(node)
                 asked = asked or number
             now = time.monotonic()
             due = watch is not None and not asked and (watched & events.keys() or watch.wait(now) <= 0.0)
             if due and watch is not None and watch.is_over(now):
                 log("the allocation has ended, and so does this node")
-                asked, deadline = signal.SIGTERM, now + _GRACE
+                asked, asked_at, deadline = signal.SIGTERM, now, now + _GRACE
                 _terminate(node)
             if now >= deadline:
                 log(f"the node has not ended within {_GRACE:g} s")

@@ -12,14 +12,13 @@ from hpcray.platform.config_files import launch_config
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.ray_start.clusters import Asker, clusters_named
 from hpcray.ray_start.order import (
-    BLOCK_HINT,
     Asked,
     Join,
     NoStartedCluster,
     Refuse,
     Seen,
-    is_unexpected,
     next_step,
+    unexpected_ends,
 )
 from hpcray.ray_start.presence import is_being_called
 from hpcray.ray_start.registry import Registry, machine_id, nodes_here
@@ -65,11 +64,12 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
         seen = look(asked, environ)
         step = next_step(asked, seen)
         if isinstance(step, Join):
-            if wait and (lost := _lost_nodes(step.session_dir)):
+            lost, why = unexpected_ends(_deaths(step.session_dir) if wait else ())
+            if lost:
                 logger.warning(
-                    "hpcray: nodes of this cluster have ended, and no command has stopped them: %s; hint: %s",
+                    "hpcray: nodes of this cluster have ended, and no command has stopped them: %s%s",
                     ", ".join(lost[:_LOST_SHOWN]) + " …" * (len(lost) > _LOST_SHOWN),
-                    BLOCK_HINT,
+                    why,
                 )
             return step.session_dir
         now = time.monotonic()
@@ -87,13 +87,13 @@ def find_session(address: str | None, environ: Mapping[str, str], wait: bool = T
         time.sleep(_PAUSE)
 
 
-def _lost_nodes(session_dir: str) -> list[str]:
-    """Hosts of nodes that have ended without an order, and why."""
+def _deaths(session_dir: str) -> list[str]:
+    """Hosts of nodes that have ended, and why."""
     try:
         rows = query_head(session_dir, "nodes", _ANSWER)
     except StartupError:
         return []
-    return [row["DeathReason"] for row in rows if not row["Alive"] and is_unexpected(row["DeathReason"])]
+    return [row["DeathReason"] for row in rows if not row["Alive"]]
 
 
 def look(asked: Asked, environ: Mapping[str, str]) -> Seen:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
@@ -28,12 +28,19 @@ from hpcray.ray_start.registry import FAILED, STARTING, StartCall
 
 PLAIN, AUTO = "", "auto"
 BLOCK_HINT = "where the site kills what a step leaves at its end, `ray start --block` keeps the step"
+END_NOTE = (
+    "; `ray start` was called in a step of Slurm's without --block: where the site kills what a step leaves at its "
+    "end, as with cgroups, the node ends with its step; hint: ray start --block"
+)
+"""What stands behind the reason of the end of such a node, in all errors and logs (the setting `end_note`)."""
 _ORDERED = "it was sent SIG"
 
 
-def is_unexpected(reason: str) -> bool:
-    """True if a node has ended for this reason without `ray stop` or another signal to it."""
-    return _ORDERED not in reason
+def unexpected_ends(reasons: Iterable[str]) -> tuple[list[str], str]:
+    """The reasons of nodes that have ended without `ray stop` or another signal to them, and what helps, said once."""
+    found = [reason for reason in reasons if _ORDERED not in reason]
+    known = any(END_NOTE in reason for reason in found)
+    return [reason.replace(END_NOTE, "") for reason in found], END_NOTE if known else f"; hint: {BLOCK_HINT}"
 
 
 class Asked(Struct, frozen=True, kw_only=True):

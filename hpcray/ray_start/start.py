@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import select
+import shutil
 import socket
 import sys
 import time
@@ -23,7 +24,7 @@ from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION, read_session, remove_dead_sessions
 from hpcray.platform.sockets import node_ip_address
 from hpcray.processes.bootstrap import NodeChild
-from hpcray.ray_start.allocation_watch import AllocationWatch
+from hpcray.ray_start.allocation_watch import AllocationWatch, Guard
 from hpcray.ray_start.clusters import (
     CLIENT_PORT,
     DASHBOARD_PORT,
@@ -35,6 +36,7 @@ from hpcray.ray_start.clusters import (
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import Bell, HeadSearch
 from hpcray.ray_start.keeper import KeeperSignals, Sweeper, default_signals, keep_node
+from hpcray.ray_start.order import END_NOTE
 from hpcray.ray_start.registry import (
     FAILED,
     STARTING,
@@ -166,11 +168,18 @@ class NodeStart:
         files: where its logs are.
         log: called with lines about what happens.
         given_up: asked while it waits: whether the command that waits for this process has ended.
+        block: whether the command itself stays.
     """
 
     def __init__(
-        self, request: StartRequest, files: SessionFiles, log: Callable[[str], None], given_up: Callable[[], bool]
+        self,
+        request: StartRequest,
+        files: SessionFiles,
+        log: Callable[[str], None],
+        given_up: Callable[[], bool],
+        block: bool,
     ) -> None:
+        self._block = block
         self._request, self._files, self._log, self._given_up = request, files, log, given_up
         self._registry = Registry(request.environ)
         self._call = _new_call(request.allocation)
@@ -178,12 +187,11 @@ class NodeStart:
         self._cluster: StartedCluster | None = None
         self._bell: Bell | None = None
 
-    def run(self, ready: Callable[[Started], bool], block: bool) -> int:
+    def run(self, ready: Callable[[Started], bool]) -> int:
         """Start the node, and stay until it has ended. Returns the exit code.
 
         Args:
             ready: called when the node is up; False: the command that waited for it has ended.
-            block: whether the command itself stays.
 
         Raises:
             StartupError, OSError, ConnectionError: it did not start; the reason is where the program's error finds it.
@@ -213,10 +221,13 @@ class NodeStart:
             self._call = msgspec.structs.replace(self._call, state=UP, cluster=cluster.ident)
             registry.write_call(self._call)
             self._files.point_here(cluster.name)
-            sweeper = Sweeper(partial(self._sweep, node.session_dir)) if block else None
+            sweeper = Sweeper(partial(self._sweep, node.session_dir)) if self._block else None
+            guard = self._guard(node.session_dir)
             watch = AllocationWatch(request.allocation) if request.allocation else None
             try:
-                if ready(self._report(cluster, node.session_dir, block)):
+                if guard is not None and self._in_step:
+                    guard.await_begun()
+                if ready(self._report(cluster, node.session_dir)):
                     return keep_node(node, received, self._bell, watch, self._log)
                 return node.leave()
             finally:
@@ -228,6 +239,18 @@ class NodeStart:
                 self._files.close()
                 if sweeper is not None:
                     sweeper.dismiss()
+                if guard is not None:
+                    guard.close()
+
+    def _guard(self, session_dir: str) -> Guard | None:
+        """What removes this node's files where the site kills all that a step leaves. Where its step stays, it is
+        killed with it only by cgroups."""
+        kind, _, job = self._request.allocation.partition("-")
+        wanted = launch_config(self._request.environ).start_guard and (not self._block or self._call.in_step)
+        if kind != "slurm" or not wanted or shutil.which("srun") is None:
+            return None
+        cluster = self._registry.path_of(self._call.ident) if self._request.head else ""
+        return Guard(job, session_dir, cluster, self._request.environ)
 
     def _sweep(self, session_dir: str) -> bool:
         """Remove what the node has left. Returns whether all of it is gone. The file of the command says that it was
@@ -238,11 +261,11 @@ class NodeStart:
         self._files.close()
         return not os.path.exists(session_dir)
 
-    def _report(self, cluster: StartedCluster, session_dir: str, block: bool) -> Started:
+    def _report(self, cluster: StartedCluster, session_dir: str) -> Started:
         notes = list(self._request.notes)
         if self._files.note:
             notes.append(self._files.note)
-        if self._in_step and not block:
+        if self._in_step and not self._block:
             notes.append(
                 "This node runs in a step of Slurm's. Where the site kills what a step leaves at its end, as with "
                 "cgroups, the node ends with its step; hint: ray start --block"
@@ -263,7 +286,9 @@ class NodeStart:
 
     def _options(self, **more: Any) -> NodeOptions:
         kept = configured_environment(self._request.environ).get("HPCRAY_LOG_DIR")
-        return msgspec.structs.replace(self._request.node, logs="" if kept else self._files.logs, **more)
+        node = self._request.node
+        config = {**node.config, "end_note": END_NOTE} if self._in_step and not self._block else node.config
+        return msgspec.structs.replace(node, logs="" if kept else self._files.logs, config=config, **more)
 
     # ------------------------------------------------------------ the head
 
@@ -394,7 +419,7 @@ def start_and_stay(request: StartRequest, ready: Callable[[Started], None]) -> i
 
     with files.open_log() as log:
         try:
-            return NodeStart(request, files, _logger(log, sys.stderr), lambda: False).run(up, block=True)
+            return NodeStart(request, files, _logger(log, sys.stderr), lambda: False, True).run(up)
         except BaseException:
             files.close()
             raise
@@ -451,7 +476,7 @@ def _be_keeper(request: StartRequest, files: SessionFiles, write: int) -> None:
             return True
 
         try:
-            code = NodeStart(request, files, _logger(log), lambda: bool(poll.poll(0))).run(tell, block=False)
+            code = NodeStart(request, files, _logger(log), lambda: bool(poll.poll(0)), False).run(tell)
         except (StartupError, OSError, ValueError) as error:
             files.close()
             tell(str(error))

@@ -13,7 +13,9 @@ from typing import Any
 from hpcray.common.exceptions import StartupError
 from hpcray.ray_start.clusters import ClusterName, parse_cluster_name
 from hpcray.ray_start.flags import NOT_OF_SYMMETRIC_RUN
+from hpcray.ray_start.head_search import is_of_this_host
 from hpcray.ray_start.lookup import session_here
+from hpcray.ray_start.registry import Registry
 from hpcray.ray_start.start import StartRequest, start_and_return, start_and_stay
 from hpcray.ray_start.stop import stop_nodes
 from hpcray.ray_start.surroundings import own_names, resolve
@@ -93,8 +95,11 @@ def _wait_for_nodes(address: str, count: int) -> None:
     assert where is not None
     while (alive := _alive(where)) < count:
         if time.monotonic() > deadline:
+            path = Registry(os.environ).path
+            unseen = f"; or HPCRAY_START_DIR, if not all nodes see {path}" if is_of_this_host(path) else ""
             raise StartupError(
                 f"Timed out waiting for other nodes to start: {alive} of {count} within {limit:g} s; hint: {TIMEOUT}"
+                f"{unseen}"
             )
         time.sleep(_CHECK)
 

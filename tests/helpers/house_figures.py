@@ -101,7 +101,7 @@ LINES_OF_CODE = {
     "processes": 683,
     "protocol": 1493,
     "ray_api": 474,
-    "ray_start": 2036,
+    "ray_start": 2154,
     "runtime": 12768,
     "runtime_env": 1837,
     "state": 4024,

@@ -284,6 +284,88 @@ def test_nodes_that_were_killed_are_named_by_the_next_program_and_by_ray_status(
     assert "no command has stopped them" in said and "--block" in said
 
 
+@pytest.mark.parametrize("killed", [True, False])
+def test_the_guard_removes_what_is_killed_and_ends_the_node_with_its_job(shell: Shell, killed: bool) -> None:
+    shell.ray("start", "--head", "--num-cpus=1")
+    (path,) = shell.tmp.glob("hpcray-*/*/ray_start.json")
+    (secret,) = (shell.place / "clusters").glob("*.cluster")
+    node, raylet = json.loads(path.read_text()), json.loads((path.parent / "info.json").read_text())["pid"]
+    line = "import sys; from hpcray.ray_start.allocation_watch import guard; print(flush=True); guard(*sys.argv[1:])"
+    words = [str(path.parent), str(secret), str(node["keeper"]), str(node["started"])]
+    guard = subprocess.Popen([sys.executable, "-c", line, *words], env=shell.environ, stdout=subprocess.PIPE)
+    assert guard.stdout is not None
+    guard.stdout.readline()
+    until = time.monotonic() + 20.0
+    while Path(f"/proc/{guard.pid}/comm").read_text() != "hpcray-guard\n" or not waits_for_lock(guard.pid):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    if killed:
+        for pid in {node["keeper"], *processes_below(node["keeper"]), *processes_below(raylet)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    else:
+        guard.terminate()  # Slurm ends its step with the job
+    assert guard.wait(20) == 0
+    left = [path for path in shell.left() if not (killed and path.endswith(".call"))]  # the reason, for programs
+    assert not left
+    shell.ray("stop")
+
+
+def waits_for_lock(pid: int) -> bool:
+    return any(f" {pid} " in line for line in Path("/proc/locks").read_text().splitlines() if "->" in line)
+
+
+NOTE = "; told by the starter"
+LOSES_NODES = """\
+import os, signal, sys
+import hpcray as ray
+ray.init(sys.argv[1])
+
+@ray.remote(resources={"far": 1})
+class Far:
+    def pid(self):
+        return os.getpid()
+
+far = Far.remote()
+ray.get(far.pid.remote())
+def end(pid):
+    os.kill(int(pid), signal.SIGKILL)
+
+end(sys.argv[2])
+try:
+    while True:
+        ray.get(far.pid.remote())
+except ray.exceptions.RayActorError as error:
+    print("actor:", str(error).replace(chr(10), " "))
+end(sys.argv[3])
+try:
+    while True:
+        ray.get(ray.remote(lambda: 1).remote())
+except ray.exceptions.LocalRayletDiedError as error:
+    print("driver:", error)
+"""
+
+
+def test_what_a_starter_knows_of_the_end_of_its_nodes_is_in_all_errors(shell: Shell) -> None:
+    # `ray start` in a step without --block tells that the end of the step may be that of the node.
+    port = free_port()
+    shell.ray("start", "--head", f"--port={port}", "--num-cpus=1", HPCRAY_END_NOTE=NOTE)
+    shell.ray("start", f"--address=127.0.0.1:{port}", "--num-cpus=1", '--resources={"far": 1}', HPCRAY_END_NOTE=NOTE)
+    shell.ray("start", f"--address=127.0.0.1:{port}", "--num-cpus=1", HPCRAY_END_NOTE="; not this one")
+    found = {}
+    for path in shell.tmp.glob("hpcray-*/*/ray_start.json"):
+        info = json.loads((path.parent / "info.json").read_text())
+        found[info["node"]] = info["pid"], json.loads(path.read_text())["keeper"]
+    os.kill(found[2][1], signal.SIGTERM)
+    until = time.monotonic() + 20.0
+    while (said := shell.ray("status")).count(" 1 node_") != 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert "not this one" not in said, said  # it was ordered
+    said = shell.program(f"127.0.0.1:{port}", str(found[1][0]), str(found[0][0]), text=LOSES_NODES)
+    actor, driver = (next(line for line in said.splitlines() if line.startswith(who)) for who in ("actor", "driver"))
+    assert actor.count(NOTE) == 1 and driver.count(NOTE) == 1, said
+
+
 def test_ray_stop_ends_a_node_that_a_shell_has_started_by_an_ampersand(shell: Shell) -> None:
     line = " ".join(shell.command("start", "--head", "--num-cpus=1", "--block"))
     script = f"{line} >/dev/null 2>&1 & until {' '.join(shell.command('status'))}; do sleep 0.1; done; echo $!"

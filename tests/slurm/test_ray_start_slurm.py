@@ -192,6 +192,44 @@ on "${nodes[0]}" bash -c 'ray start --head --num-cpus=1 --port=6379; sleep 1; pk
     scripts.slurm.kill("n1")  # and removes what no process was left to remove
 
 
+def test_nodes_that_their_site_kills_with_their_steps_leave_nothing_and_the_program_says_why(scripts: Scripts) -> None:
+    # As cgroups do: all that a step has started goes with it. The guard is a step of its own, which has begun when
+    # `ray start` returns, and needs no `srun` any more.
+    body = """\
+cat >step.sh <<'EOF'
+ray start "$@" --num-cpus=1 || exit 1
+touch "up.$1"; while [ ! -e over ]; do sleep 0.1; done
+pkill -KILL -u "$(id -u)" 'hpcray-(raylet|keeper|worke|templa)'
+EOF
+on "${nodes[0]}" bash step.sh --head --port=6379 & head=$!
+while [ ! -e up.--head ]; do sleep 0.1; done
+on "${nodes[1]}" bash step.sh --address="$head_ip:6379" & node=$!
+while [ ! -e "up.--address=$head_ip:6379" ]; do sleep 0.1; done
+"$PYTHON" - <<'EOF'
+import hpcray as ray, pathlib, time
+ray.init("auto")
+@ray.remote(num_cpus=1)
+class Here:
+    def host(self): return 1
+actors = [Here.options(scheduling_strategy="SPREAD").remote() for _ in range(2)]
+ray.get([actor.host.remote() for actor in actors])
+pathlib.Path("over").touch()
+for actor in actors:
+    try:
+        while True: ray.get(actor.host.remote())
+    except ray.exceptions.RayError as error:
+        print("lost:", str(error).replace(chr(10), " "), flush=True)
+EOF
+wait $head $node
+"""
+    job = scripts.submit(body, "-N2")
+    _, shown = scripts.code(job)
+    lost = [line for line in shown.splitlines() if line.startswith("lost:")]
+    assert len(lost) == 2 and all("without --block" in line for line in lost), shown
+    scripts.slurm.check(20.0)
+    assert not [name for name in scripts.files() if name.endswith(".cluster")]
+
+
 def test_a_killed_srun_leaves_nothing_of_its_node(scripts: Scripts) -> None:
     body = """\
 srun --overlap -N1 -n1 -w "${nodes[0]}" ray start --head --num-cpus=1 --port=6379 --block & head=$!

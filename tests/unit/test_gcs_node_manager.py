@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +139,19 @@ def test_a_death_is_sent_to_every_node_once() -> None:
     assert member.node_failed(1.0, 2, "again") == []
     assert member.alive() == [0, 1, 3] and member.node_state(2) == DEAD
     assert events(member.node_failed(1.0, 1, "again"), NodeLost) == [NodeLost(1, "host host1: again", 2)]
+
+
+@pytest.mark.parametrize(
+    ("ordered", "reason", "told"), [(False, "cut", "cut; why"), (False, "cut; why", "cut; why"), (True, "left", "left")]
+)
+def test_the_note_of_a_node_is_behind_the_reason_of_its_death_once(ordered: bool, reason: str, told: str) -> None:
+    member = NodeManager(2, "session", Config(), 0.0)
+    for rank in range(2):
+        member.handle(0.0, raylet_of(rank), m.RegisterNode(msgspec.structs.replace(info(rank), note="; why")))
+    for rank in range(2):
+        member.handle(0.0, raylet_of(rank), m.NodeReady(rank))
+    outcomes = member.node_left(1.0, 1, reason, ()) if ordered else member.node_failed(1.0, 1, reason)
+    assert [lost.reason for lost in events(outcomes, NodeLost)] == [f"host host1: {told}"]
 
 
 def test_dead_nodes_that_send_messages_are_stopped() -> None:

@@ -36,7 +36,7 @@ from hpcray.ray_start.head_search import (
     who_listens,
 )
 from hpcray.ray_start.lookup import look
-from hpcray.ray_start.order import Asked
+from hpcray.ray_start.order import BLOCK_HINT, END_NOTE, Asked, unexpected_ends
 from hpcray.ray_start.presence import is_being_called, may_mean_started
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
@@ -525,3 +525,10 @@ def test_a_head_is_looked_for_again_where_its_job_begins_later_and_on_the_first_
 )
 def test_names_of_other_networks_begin_with_that_of_the_node(name: str, node: str) -> None:
     assert node_of([name], ["n1", "n10", "n11"]) == node
+
+
+def test_what_helps_nodes_that_have_ended_is_said_once() -> None:
+    ordered, killed = "host a: it was sent SIGTERM", f"host b: cut{END_NOTE}"
+    assert unexpected_ends([ordered]) == ([], f"; hint: {BLOCK_HINT}")
+    assert unexpected_ends([ordered, killed, "host c: cut"]) == (["host b: cut", "host c: cut"], END_NOTE)
+    assert unexpected_ends(["host c: cut"]) == (["host c: cut"], f"; hint: {BLOCK_HINT}")

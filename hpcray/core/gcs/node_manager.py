@@ -498,10 +498,11 @@ class NodeManager:
         """A node has left in good order. kept_at: nodes that keep objects which its processes own."""
         if kept_at:
             self._kept_at[node] = tuple(kept_at)
-        return self.node_failed(now, node, reason)
+        return self.node_failed(now, node, reason, ordered=True)
 
-    def node_failed(self, now: float, node: int, reason: str) -> list[Outcome]:
-        """The transport or the tracker found the node gone: declare it dead, and notify all living nodes."""
+    def node_failed(self, now: float, node: int, reason: str, ordered: bool = False) -> list[Outcome]:
+        """The transport or the tracker found the node gone, or it has left in order: declare it dead, and notify all
+        living nodes."""
         if node in self.dead or node in self._stopped or self.state in (STOPPED, FAILED):
             return []
         self._admitted.pop(node, None)
@@ -511,7 +512,7 @@ class NodeManager:
         if self.state in (GATHERING, CONNECTING):
             return self._fail(f"rank {node}{_on(info)} died during start-up: {reason}")
         if info is not None:
-            reason = f"host {info.host}: {reason}"
+            reason = f"host {info.host}: {reason}{'' if ordered or info.note in reason else info.note}"
         self.dead[node] = reason
         self._tracker.forget(node)
         self._arbiter.forget(node)

@@ -14,7 +14,8 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     """One node as the GCS knows it. session_dir: where its processes listen, for other nodes of its host; "": not for
     them. name: "": its address is its name. joined: it has joined the running job. world: the node of rank 0 of its
     `mpirun` or `srun`. instance: the batch job that the
-    autoscaler started it by. end: Unix time at which the node has to have left; 0: not before the job ends."""
+    autoscaler started it by. end: Unix time at which the node has to have left; 0: not before the job ends.
+    note: the setting `end_note`."""
 
     index: int
     node_id: str
@@ -32,6 +33,7 @@ class NodeInfo(Struct, array_like=True, frozen=True):
     world: int = 0
     instance: str = ""
     end: float = 0.0
+    note: str = ""
 
 
 class RegisterNode(Struct, array_like=True, tag=30):

@@ -385,7 +385,7 @@ class CoreWorker:
 
     def _peer_lost(self, proc: bytes, reason: str) -> None:
         if proc == self._raylet:
-            self.dead = f"the raylet of this node is gone ({reason})"
+            self.dead = f"the raylet of this node is gone ({reason}){self.config.end_note}"
             self.end(1)
             self.table.fail_all(self.dead)
             self.extensions.disconnected()

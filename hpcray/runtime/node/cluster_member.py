@@ -232,16 +232,19 @@ class JobSession:
 
     Attributes:
         name: equal on all nodes; "" before the head has sent it. head_host: "" where it is not known.
+        notes: those of `NodeInfo`, by node.
     """
 
     def __init__(self, directory: SessionDirectory) -> None:
         self._directory = directory
         self.name = self.head_host = ""
+        self.notes: dict[int, str] = {}
 
     def learn(self, table: m.NodeTable, head: int) -> None:
         """The head has sent the node table. head: its node."""
         self.name = table.session
         self.head_host = next((info.host for info in table.nodes if info.index == head), "")
+        self.notes = {info.index: info.note for info in table.nodes}
 
     def publish(self, info: NodeInfo, size: int, end: float) -> None:
         """Write for the commands of this machine that this node is up.
@@ -464,6 +467,7 @@ class ClusterMember:
         elif node == self._raylet.head_location.node:
             self.head_died(reason, True)
         else:
+            reason += self._session.notes.get(node, "")
             self._router.send(HEAD, m.PeerFailed(node, reason))
             self._router.lose_node(node, reason)  # the head will declare it dead, or end this node
 
@@ -541,6 +545,7 @@ class ClusterMember:
             except TransportError as error:
                 problems[info.index] = str(error)
         met = [info for info in msg.nodes if info.index not in problems]
+        self._session.notes.update((info.index, info.note) for info in met)
         raylet.neighbor_dirs.update(neighbor_directories(raylet.context.info, met))
         raylet.store.nodes_placed(met)
         raylet.lease_manager.nodes_placed(met)
@@ -718,6 +723,8 @@ class ClusterMember:
         Args:
             certain: whether its process has ended, else it is only silent; None: and no standby will take over.
         """
+        note = self._session.notes.get(self._raylet.head_location.node, "")
+        reason += "" if note in reason else note
         if certain is not None and not self._shutdown.begun and self._standby.head_lost(reason, certain):
             return
         if self._raylet.context.info.joined and not self.came_up and not self._shutdown.begun:

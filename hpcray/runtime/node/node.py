@@ -466,6 +466,7 @@ def _describe_node(node: PreparedNode, place: _Place, data: DataPlane | None, fe
         world=place.world,
         instance=node.options.instance,
         end=node.run.drain_at if node.token is not None else 0.0,
+        note=config.end_note,
     )
 
 
