@@ -543,11 +543,7 @@ class ActorOptions(_OptionsBase):
         if self.given.get("get_if_exists") and not self.name:
             raise ValueError("The actor name must be specified to use `get_if_exists`.")
         if self.given.get("object_store_memory") is not None:
-            warnings.warn(
-                "object_store_memory of an actor reserves nothing; objects that do not fit are spilled",
-                DeprecationWarning,
-                stacklevel=3,
-            )
+            warn_of_object_store_memory("actors")
         self.namespace: str = self._option("namespace") or ""
         groups = self._option("concurrency_groups") or {}
         if isinstance(groups, list):
@@ -564,6 +560,12 @@ class ActorOptions(_OptionsBase):
             simple = not set(requested) - {"memory"}
             self.hold = self._shape(requested if simple else {"CPU": 1, **requested})
             self.place = self._shape({"CPU": 1, **requested})
+
+
+def warn_of_object_store_memory(what: str) -> None:
+    """Warn of the resource `object_store_memory` of `what`: the caller's caller has written it."""
+    text = f"Setting 'object_store_memory' for {what} is deprecated: it reserves nothing. hint: leave it out"
+    warnings.warn(text, DeprecationWarning, stacklevel=4)
 
 
 def strategy_text(
