@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hpcray.common.ids import owner_of, raylet_of, show_proc
+from hpcray.api.driver_job import id_of, jobs_space
+from hpcray.common.ids import node_of, owner_of, raylet_of, show_proc
 from hpcray.common.job_names import FIRST_JOB
 from hpcray.common.resources import JOB_FIELD
 from hpcray.diagnostics import wait_graph
@@ -156,12 +157,15 @@ class StateAggregator:
         ]
 
     def jobs(self) -> list[JobState]:
-        """The submitted jobs, and the jobs of the drivers that run and belong to none."""
+        """The submitted jobs, and the jobs of the drivers that run or have run, and belong to none."""
         table = JobTable(self._process)
         jobs, drivers = table.all(), table.drivers()
         submitted = [_submitted(ident, info, drivers.get(ident)) for ident, info in jobs.items()]
         theirs = {row.job_id for row in submitted}
-        return submitted + [row for row in self._drivers() if row.job_id not in theirs]
+        running = self._drivers()
+        known = theirs | {row.job_id for row in running}
+        ended = [row for row in self._ended_drivers() if row.job_id not in known]
+        return submitted + [row for row in running if row.job_id not in theirs] + ended
 
     def submitted_job(self, submission_id: str) -> JobState | None:
         """The submitted job of this id; None for none."""
@@ -185,6 +189,27 @@ class StateAggregator:
                 driver_node_id=node.node_id,
             ))  # fmt: skip
         return found
+
+    def _ended_drivers(self) -> list[JobState]:
+        """Every driver that this run has had, but for those whose node knows that they live; the first ones first."""
+        nodes, now, found = self._nodes(), time.time(), []
+        gone = {row["proc"]: (node, row) for node in nodes.values() for row in node.ended_drivers}
+        for key, packed in self._process.gcs.call("kv_items", b"", jobs_space(self._process)):
+            facts, ident = json.loads(packed), id_of(int(key))
+            proc = bytes.fromhex(facts["proc"])
+            job = JobState(
+                job_id=ident, status="SUCCEEDED", entrypoint=facts["command"],
+                driver_info={"id": ident, "node_ip_address": facts["ip"], "pid": str(facts["pid"])},
+            )  # fmt: skip
+            if proc in gone:
+                node, row = gone[proc]
+                job.driver_node_id, job.end_time = node.node_id, int((now - row["seconds"]) * 1000)
+                job.start_time = int((now - row["seconds"] - row["lived"]) * 1000)
+                found.append(job)
+            elif node_of(proc) not in nodes or not nodes[node_of(proc)].alive:
+                job.status, job.message = "FAILED", "the node of its driver has died"
+                found.append(job)
+        return sorted(found, key=lambda job: bytes.fromhex(job.job_id or "")[::-1])
 
     def tasks(self, most: int = MAX_ROWS_PER_PROCESS) -> list[TaskState]:
         """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember.

@@ -83,7 +83,7 @@ def jobs() -> list[dict[str, Any]]:
             "JobID": row.job_id,
             "DriverIPAddress": (row.driver_info or {}).get("node_ip_address", ""),
             "DriverPid": int((row.driver_info or {}).get("pid") or 0),
-            "Timestamp": 0,
+            "Timestamp": row.end_time or row.start_time or 0,
             "StartTime": row.start_time or 0,
             "EndTime": row.end_time or 0,
             "IsDead": row.status in ("STOPPED", "SUCCEEDED", "FAILED"),
