@@ -294,7 +294,8 @@ def init(
         config=config, num_cpus=num_cpus, num_gpus=num_gpus, memory=memory, resources=resources or {},
         node_name=settings.get("_node_name") or "",
     )  # fmt: skip
-    given |= {"labels": labels, "object_store_memory": object_store_memory}
+    system_config = settings.get("_system_config") or None
+    given |= {"labels": labels, "object_store_memory": object_store_memory, "_system_config": system_config}
     address = address or os.environ.get("RAY_ADDRESS") or None
     _enter_session(address, options, given, lambda process, inherited: _start_driver(
         process, namespace or inherited or None, environment, logging_config, lifetime, log_to_driver, settings
@@ -531,7 +532,7 @@ def _configure_logging(wanted: bool, level: int | str, line_format: str | None) 
 
 def _refuse_node_arguments(requested: Mapping[str, Any]) -> None:
     """Raise ValueError for arguments of `init` that describe a node, where it only joins the cluster that it names."""
-    for names in (("num_cpus", "num_gpus"), ("resources",), ("labels",), ("object_store_memory",)):
+    for names in (("num_cpus", "num_gpus"), *((one,) for one in requested if not one.startswith("num_"))):
         if any(requested[name] is not None for name in names):
             raise ValueError(f"When connecting to an existing cluster, {' and '.join(names)} must not be provided.")
 

@@ -152,6 +152,7 @@ class StateAggregator:
                 worker_launch_time_ms=one.started_ms,
                 worker_launched_time_ms=one.started_ms,
                 start_time_ms=one.started_ms,
+                end_time_ms=0,
             )
             for one in self._people()
         ]

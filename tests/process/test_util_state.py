@@ -411,7 +411,7 @@ def test_workers_say_when_they_started():
     pid = ray.get(actor.pid.remote())
     (row,) = [one for one in state.list_workers(detail=True, limit=1000) if one.pid == pid]
     assert before - 60_000 < row.start_time_ms <= time.time() * 1000 + 1000
-    assert row.worker_launch_time_ms == row.worker_launched_time_ms == row.start_time_ms and row.end_time_ms is None
+    assert row.worker_launch_time_ms == row.worker_launched_time_ms == row.start_time_ms and row.end_time_ms == 0
 
 
 class _Started:

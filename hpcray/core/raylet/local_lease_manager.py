@@ -89,19 +89,12 @@ class LocalLeaseManager:
         self._cap = WorkerCap(config.worker_cap_initial_backoff, config.worker_cap_max_backoff)
         self._queue = LeaseQueue(self.resources, self._cap, config.spread_threshold)
         pool = self.resources.pool
-        self._requests = LeaseRequestTable(
-            node,
-            cluster_size <= 1 and not config.max_nodes,
-            pool.is_feasible,
-            self._capacity_for,
-            cluster_size <= SMALL_CLUSTER,
-        )
+        alone, small = cluster_size <= 1 and not config.max_nodes, cluster_size <= SMALL_CLUSTER
+        self._requests = LeaseRequestTable(node, alone, pool.is_feasible, self._capacity_for, small)
         self._shortages = Shortages(self._queue)
         self._leases = LeaseTable(self.resources, self.pool, self._shortages)
         self._reclaimer = LeaseReclaimer(self._queue, self._leases, self._shortages)
-        self._peers = PeerRequests(
-            node, config.locality_wait, cluster_size, cluster_size > SMALL_CLUSTER, not total.get(GPU)
-        )
+        self._peers = PeerRequests(node, config.locality_wait, cluster_size, not small, not total.get(GPU))
         self._reporter = HeadReporter(self._views, self._queue, self._requests, self._reclaimer, self._peers)
         self._bundles = BundleManager(self.resources, self._queue, self._requests, self._leases, self._reporter)
         self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)

@@ -556,7 +556,8 @@ def exit_of(worker: WorkerProcess, reason: str) -> tuple[str, str]:
         if worker.state == BUSY:
             return INTENDED_USER_EXIT, f"{USER_EXIT} Its last call is over (max_calls), or raised SystemExit(0)."
         return INTENDED_SYSTEM_EXIT, "Worker exits because it was idle for a long time."
-    return SYSTEM_ERROR, f"Worker exits unexpectedly: {reason}"
+    hint = "; hint: perhaps the kernel's OOM killer ended it, see dmesg" if "SIGKILL" in reason else ""
+    return SYSTEM_ERROR, f"Worker exits unexpectedly: {reason}{hint}"
 
 
 # ------------------------------------------------------------ worker killing policy
