@@ -46,6 +46,10 @@ def parse_worker_log_name(name: str) -> tuple[bytes, int, bool] | None:
         return None
 
 
+PAUSED_THREADS = "HPCRAY_PAUSED_"
+"""Before the keys, beside those of breakpoints, of threads that wait in a debugger of another kind."""
+
+
 # ------------------------------------------------------------ submitted jobs
 # Names that processes of submitted jobs agree upon: variables, keys of the key-value store, files.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -21,6 +22,7 @@ from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, Proces
 from hpcray.protocol.messages import JobInfo as DriverJob
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
+from hpcray.state.breakpoints import paused_threads
 from hpcray.state.job_table import JobInfo, JobTable
 from hpcray.state.schemas import (
     ActorState,
@@ -124,6 +126,7 @@ class StateAggregator:
         """Every living driver and worker, and the last workers that have ended."""
         nodes = self._nodes()
         now = time.time()
+        paused = Counter(worker for worker, _ in paused_threads(self._process))
         ended = [
             WorkerState(
                 worker_id=row["proc"].hex(),
@@ -153,6 +156,7 @@ class StateAggregator:
                 worker_launched_time_ms=one.started_ms,
                 start_time_ms=one.started_ms,
                 end_time_ms=0,
+                num_paused_threads=paused[one.proc.hex()],
             )
             for one in self._people()
         ]
@@ -227,7 +231,10 @@ class StateAggregator:
             history.add_open(answer["rows"], answer["job"])
         rows = self._process.gcs.call("actors")
         history.add_creations((row, job_of_actor(row)) for row in rows)
-        return history.rows()
+        paused, found = {task for _, task in paused_threads(self._process)}, history.rows()
+        for one in found:
+            one.is_debugger_paused = one.state == "RUNNING" and one.task_id in paused
+        return found
 
     def objects(self) -> list[ObjectState]:
         """Every process's references."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -408,6 +409,15 @@ class Worker:
     def runtime_env(self) -> dict[str, Any]:
         """Runtime environment of the job or task."""
         return get_runtime_context().runtime_env
+
+    @staticmethod
+    def worker_paused_by_debugger() -> contextlib.AbstractContextManager[None]:
+        """Have `list_workers` and `list_tasks` say that this thread waits in a debugger."""
+        from hpcray.diagnostics.debugger import paused  # it loads pdb
+
+        return paused()
+
+    task_paused_by_debugger = worker_paused_by_debugger
 
     def check_connected(self) -> None:
         """Raise RaySystemError outside a job."""
