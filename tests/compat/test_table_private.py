@@ -88,6 +88,15 @@ def count_references(ray: Any, core: Any) -> None:
     assert counts()[oid] == (0, 0)
     del outer, done
     assert counts() == {}
+
+    @ray.remote(num_cpus=0)
+    class Idle:
+        pass
+
+    size, actor = core.get_memory_store_size(), Idle.remote()
+    ray.get(actor.__ray_ready__.remote())
+    assert counts() == {}, "a handle of an actor is no reference to an object"
+    assert core.get_memory_store_size() == size
     large = ray.put(bytes(1 << 20))
     assert core.object_exists(large)
     assert not core.object_exists(large, memory_store_only=True)
@@ -405,7 +414,7 @@ def test_state_lists_workers_and_jobs(ray: Any) -> None:
 
     worker = ray.get(ray.remote(lambda: ray.get_runtime_context().get_worker_id()).remote())
     assert state.workers()[worker]["node_ip_address"] == ray.util.get_node_ip_address()
-    (job,) = state.jobs()
-    assert job["JobID"] == ray.get_runtime_context().get_job_id() and not job["IsDead"]
+    (job,) = (job for job in state.jobs() if not job["IsDead"])
+    assert job["JobID"] == ray.get_runtime_context().get_job_id() and job["Timestamp"] == job["StartTime"] > 0
     first, second = state.next_job_id(), state.next_job_id()
     assert first.int() + 1 == second.int() and first.hex() != job["JobID"]

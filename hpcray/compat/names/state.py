@@ -89,7 +89,7 @@ def jobs() -> list[dict[str, Any]]:
             "IsDead": row.status in ("STOPPED", "SUCCEEDED", "FAILED"),
             "Entrypoint": row.entrypoint,
         }
-        for row in list_jobs(limit=_ALL_ROWS)
+        for row in list_jobs(limit=_ALL_ROWS, detail=True)
     ]
 
 
