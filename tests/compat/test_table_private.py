@@ -32,6 +32,7 @@ def test_private_services_return_the_address_of_the_node(ray: Any) -> None:
 @row("ray._private.state")
 def test_private_state_lists_nodes_actors_and_placement_groups(ray: Any, until: Any) -> None:
     from ray._private import state
+    from ray.util.state import list_workers
 
     here = ray.get_runtime_context().get_node_id()
     assert state.total_resources_per_node()[here]["CPU"] == 4
@@ -50,6 +51,16 @@ def test_private_state_lists_nodes_actors_and_placement_groups(ray: Any, until: 
     assert (row_["Name"], row_["State"], row_["ActorClassName"]) == ("table.listed", "ALIVE", "Listed")
     assert row_["Address"]["NodeID"] == here
     assert state.actors(ident) == row_
+    assert row_["Timestamp"] == row_["StartTime"] > 0 == row_["EndTime"]
+    assert row_["Pid"] in {worker.pid for worker in list_workers(detail=True, limit=1000)}
+    ended = Listed.remote()
+    ray.get(ended.ok.remote())
+    before = state.actors(ended._actor_id.hex())
+    time.sleep(0.05)
+    ray.kill(ended)
+    until(lambda: state.actors(before["ActorID"])["State"] == "DEAD")
+    after = state.actors(before["ActorID"])
+    assert after["Timestamp"] == after["EndTime"] > after["StartTime"] == before["StartTime"]
     group = ray.util.placement_group([{"CPU": 1}], name="table.group")
     assert group.wait(30)
     table = state.state.placement_group_table(group.id)
