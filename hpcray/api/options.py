@@ -505,7 +505,7 @@ class TaskOptions(_OptionsBase):
         Raises:
             ValueError: that variable is no number of retries.
         """
-        given = self.given.get("max_retries")
+        given: Any = self.given.get("max_retries")
         given = os.environ.get("RAY_TASK_MAX_RETRIES", 3) if given is None else given
         if not re.fullmatch(r"-1|\d+", str(given)):
             raise ValueError(f"RAY_TASK_MAX_RETRIES={given!r} is not -1, 0 or a positive integer. hint: unset it for 3")

@@ -273,7 +273,7 @@ def init(
         logging_config._apply()
     else:
         logging_config = getattr(job_config, "py_logging_config", None)
-    given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
+    given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
     memory: float | None = settings.get("_memory")
     if isinstance(object_store_memory, float):
         object_store_memory = int(object_store_memory)  # 100e6

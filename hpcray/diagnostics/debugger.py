@@ -30,8 +30,8 @@ from hpcray.common.ids import show_proc
 from hpcray.common.job_names import PAUSED_THREADS
 from hpcray.platform.stacks import part_of_hpcray
 from hpcray.protocol import messages as m
-from hpcray.runtime.core_worker.context import async_task, require_context
-from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.context import async_task
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 
 KEY, NAMESPACE = "RAY_PDB_", "ray_pdb"
 """Names of the breakpoints that wait, in the key-value store."""
@@ -407,7 +407,7 @@ def answer(
 @contextlib.contextmanager
 def paused() -> Iterator[None]:
     """Have `list_workers` and `list_tasks` say that this thread waits in a debugger, while it does."""
-    process = require_context()
+    process = need_process()
     key = f"{PAUSED_THREADS}{process.me.hex()}_{uuid.uuid4().hex}".encode()
     facts = json.dumps({"worker_id": process.me.hex(), "task_id": _running_task(process).hex()})
     process.gcs.call("kv_put", key, facts.encode(), True, NAMESPACE)
