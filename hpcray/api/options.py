@@ -458,11 +458,8 @@ class _OptionsBase:
         strategy = strategy_text(*map(self.given.get, ("scheduling_strategy", "label_selector", "fallback_strategy")))
         if (seconds := self.given.get("_expected_time")) is not None:
             strategy = labels.lasting(strategy, seconds)
-        return Shape(
-            resources=tuple(sorted(exact_units(amounts).items())),
-            strategy=strategy,
-            env=tuple(sorted(env_vars.items())),
-        )
+        units = tuple(sorted(exact_units(amounts).items()))
+        return Shape(resources=units, strategy=strategy, env=tuple(sorted(env_vars.items())))
 
 
 class TaskOptions(_OptionsBase):

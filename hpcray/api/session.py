@@ -277,9 +277,8 @@ def init(
     memory: float | None = settings.get("_memory")
     if isinstance(object_store_memory, float):
         object_store_memory = int(object_store_memory)  # 100e6
-    _check_options(
-        {**given, "memory": memory, "runtime_env": runtime_env, "object_store_memory": object_store_memory}, labels
-    )
+    described = {"memory": memory, "runtime_env": runtime_env, "object_store_memory": object_store_memory}
+    _check_options({**given, **described}, labels)
     environment = validated_runtime_env(runtime_env)
     if unsupported_field_error(environment):
         raise NotImplementedError(unsupported_field_error(environment))

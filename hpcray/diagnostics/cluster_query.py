@@ -18,6 +18,8 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 QUERY_TIMEOUT = 2.0
 """Seconds after which the kernel is asked about a process that has not answered."""
 ATTACHED = "attached"
+PAUSED_THREADS = "HPCRAY_PAUSED_"
+"""Before the keys, beside those of breakpoints, of threads that wait in a debugger of another kind."""
 
 
 @dataclass

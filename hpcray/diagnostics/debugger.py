@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import show_proc
-from hpcray.common.job_names import PAUSED_THREADS
+from hpcray.diagnostics.cluster_query import PAUSED_THREADS
 from hpcray.platform.stacks import part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import async_task

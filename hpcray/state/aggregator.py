@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hpcray.api.driver_job import id_of, jobs_space
-from hpcray.common.ids import node_of, owner_of, raylet_of, show_proc
-from hpcray.common.job_names import FIRST_JOB
+from hpcray.common.ids import job_id_of, node_of, owner_of, raylet_of, show_proc
+from hpcray.common.job_names import FIRST_JOB, jobs_space
 from hpcray.common.resources import JOB_FIELD
 from hpcray.diagnostics import wait_graph
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
@@ -83,7 +82,7 @@ class StateAggregator:
                 num_restarts_due_to_node_preemption=0,
                 required_resources=row["resources"],
                 placement_group_id=row["group"] or None,
-                repr_name="",
+                repr_name=row["repr_name"],
             )
             for row in self._process.gcs.call("actors")
         ]
@@ -199,8 +198,8 @@ class StateAggregator:
         """Every driver that this run has had, but for those whose node knows that they live; the first ones first."""
         nodes, now, found = self._nodes(), time.time(), []
         gone = {row["proc"]: (node, row) for node in nodes.values() for row in node.ended_drivers}
-        for key, packed in self._process.gcs.call("kv_items", b"", jobs_space(self._process)):
-            facts, ident = json.loads(packed), id_of(int(key))
+        for key, packed in self._process.gcs.call("kv_items", b"", jobs_space(self._process.me)):
+            facts, ident = json.loads(packed), job_id_of(int(key))
             proc = bytes.fromhex(facts["proc"])
             job = JobState(
                 job_id=ident, status="SUCCEEDED", entrypoint=facts["command"],

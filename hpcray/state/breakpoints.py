@@ -7,8 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from hpcray.common.job_names import PAUSED_THREADS
-from hpcray.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery
+from hpcray.diagnostics.cluster_query import PAUSED_THREADS, QUERY_TIMEOUT, ClusterQuery
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 KEY, NAMESPACE = "RAY_PDB_", "ray_pdb"

@@ -159,6 +159,7 @@ class Actor:
     Attributes:
         node: where it was sent, -1 while it waits for a node.
         worker: its process, known once it is ALIVE. pid, ip: where that is, or was.
+        repr_name: how its object calls itself, "" where its class has no repr of its own.
         unavailable: it was ALIVE and restarts, for it was lost: calls that run at most once fail meanwhile.
         moves: how many of its restarts were because its node left: these do not count towards max_restarts.
         complete: False while its creator waits for the constructor's arguments; until then it has only a name.
@@ -178,6 +179,7 @@ class Actor:
     worker: bytes = b""
     pid: int = 0
     ip: str = ""
+    repr_name: str = ""
     unavailable: bool = False
     restarts: int = 0
     moves: int = 0
@@ -344,7 +346,7 @@ class ActorManager:
         out: list[Effect] = []
         if actor.state == ALIVE:
             return out
-        actor.worker, actor.pid = src, msg.pid
+        actor.worker, actor.pid, actor.repr_name = src, msg.pid, msg.repr_name
         state = self._resources.nodes.get(actor.node)
         actor.ip = state.info.address if state is not None else ""
         if msg.error:
@@ -481,11 +483,10 @@ class ActorManager:
             {
                 "actor": a.spec.actor, "class_name": a.spec.class_name, "state": a.state, "name": a.spec.name,
                 "namespace": a.spec.namespace, "detached": a.spec.detached, "node": a.node, "worker": a.worker,
-                "restarts": a.restarts, "reason": a.reason, "owner": a.owner,
+                "restarts": a.restarts, "reason": a.reason, "owner": a.owner, "repr_name": a.repr_name,
                 "resources": to_amounts(plain(dict(a.spec.hold.resources))), "complete": a.complete,
-                "group": group_of(a.spec.hold.resources),
-                "failed": bool(a.error), "pid": a.pid, "ip": a.ip, "env": a.spec.hold.env,
-                "started_for": now - a.started if a.started else None,
+                "group": group_of(a.spec.hold.resources), "failed": bool(a.error), "pid": a.pid, "ip": a.ip,
+                "env": a.spec.hold.env, "started_for": now - a.started if a.started else None,
                 "dead_for": max(0.0, now - a.since) if a.state == DEAD and a.since else None,
             }
             for a in self.actors.values()

@@ -21,7 +21,7 @@ from hpcray.runtime.core_worker.object_refs import ObjectRef, new_ref
 PENDING, CREATED, REMOVED = "PENDING", "CREATED", "REMOVED"
 
 
-class GroupNameTakenError(RaySystemError, ValueError):
+class GroupAlreadyExistsError(RaySystemError, ValueError):
     """The name of a placement group is taken: Ray's class, and that of a wrong argument, as for actors."""
 
 
@@ -65,7 +65,7 @@ class PlacementGroupClient:
         """Have the head register a group. One with a name is registered when this returns.
 
         Raises:
-            GroupNameTakenError: the name is taken.
+            GroupAlreadyExistsError: the name is taken.
         """
         with self._engine.lock:
             self._context.check_alive()
@@ -76,7 +76,7 @@ class PlacementGroupClient:
                 return
             reply = self._gcs.ask(lambda request: m.CreateGroup(request, spec))
         if not reply.ok:
-            raise GroupNameTakenError(reply.value.decode())
+            raise GroupAlreadyExistsError(reply.value.decode())
 
     def remove(self, group: bytes) -> None:
         """Have the head remove a group."""
