@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from hpcray.common.exceptions import RaySystemError, TaskPlacementGroupRemoved
+from hpcray.common.exceptions import GroupAlreadyExistsError, TaskPlacementGroupRemoved
 from hpcray.common.ids import HEAD, PUT_INDEX
 from hpcray.common.resources import CAPTURING, Resources, group_of, plain
 from hpcray.core.core_worker.object_table import Waiter
@@ -19,10 +19,6 @@ from hpcray.runtime.core_worker.io_engine import monotonic
 from hpcray.runtime.core_worker.object_refs import ObjectRef, new_ref
 
 PENDING, CREATED, REMOVED = "PENDING", "CREATED", "REMOVED"
-
-
-class GroupAlreadyExistsError(RaySystemError, ValueError):
-    """The name of a placement group is taken: Ray's class, and that of a wrong argument, as for actors."""
 
 
 class PlacementGroupClient:
