@@ -383,13 +383,12 @@ class ActorClass(Generic[T]):
         env = options.given.get("runtime_env")
         hold, place = with_runtime_env(process, env, hold), with_runtime_env(process, env, place)
         spec = m.ActorSpec(
-            actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[],
-            place=place, hold=hold,
+            actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[], place=place, hold=hold,
             name=options.name, namespace=namespace, detached=_is_detached(process, options),
-            max_restarts=options.max_restarts, max_task_retries=options.max_task_retries,
-            max_concurrency=concurrency, methods=export.methods,
-            max_pending_calls=options.max_pending_calls, concurrency_groups=options.concurrency_groups,
-            out_of_order=out_of_order, max_runtime=options.given.get("max_runtime") or 0.0,
+            max_restarts=options.max_restarts, max_task_retries=options.max_task_retries, max_concurrency=concurrency,
+            methods=export.methods, max_pending_calls=options.max_pending_calls,
+            concurrency_groups=options.concurrency_groups, out_of_order=out_of_order,
+            max_runtime=options.given.get("max_runtime") or 0.0,
         )  # fmt: skip
         try:
             keep = process.submitter.actors.create(spec, args, kwargs)

@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 
 from hpcray.common.config import RAY_LIBRARIES
-from hpcray.common.ids import run_of
-from hpcray.common.job_names import DRIVER_PREFIX, JOB_ID_METADATA_KEY, KV_NAMESPACE, job_config, job_key
+from hpcray.common.ids import job_id_of
+from hpcray.common.job_names import DRIVER_PREFIX, JOB_ID_METADATA_KEY, KV_NAMESPACE, job_config, job_key, jobs_space
 from hpcray.common.resources import JOB_FIELD
 from hpcray.notebooks import notebook_shell
 from hpcray.platform.log_format import FORMATTERS, STANDARD_ATTRIBUTES
@@ -80,7 +80,7 @@ def announce(
     if libraries := os.environ.get(RAY_LIBRARIES):
         env = {RAY_LIBRARIES: libraries, **env}
     job = JobInfo(
-        _id_of(1),
+        job_id_of(1),
         namespace or str(uuid.uuid4()),
         tuple(dict.fromkeys(paths)),
         os.getcwd() if _is_text(os.getcwd()) else "",
@@ -94,10 +94,10 @@ def announce(
         # Before the question for the number: where the job goes on from a journal, the head answers it after this.
         process.set_job(job)
     number = _number(process)
-    report_to_submission(process, _id_of(number))
+    report_to_submission(process, job_id_of(number))
     if number == 1:
         return {}
-    process.job = job = msgspec.structs.replace(job, job_id=_id_of(number), preload=())
+    process.job = job = msgspec.structs.replace(job, job_id=job_id_of(number), preload=())
     return {JOB_FIELD: msgspec.to_builtins(job)}
 
 
@@ -123,23 +123,20 @@ def imported_libraries() -> tuple[str, ...]:
 def preload(library: str) -> None:
     """Have the nodes preload a library of Ray that this program, the first driver, begins to import after `init`."""
     process = current.process
-    if process is None or process.job is None or process.job.job_id != _id_of(1) or process.kind == WORKER:
+    if process is None or process.job is None or process.job.job_id != job_id_of(1) or process.kind == WORKER:
         return
     if "HPCRAY_PRELOAD" in os.environ or library in (*process.job.preload, *process.config.preload.split(",")):
         return
     process.set_job(msgspec.structs.replace(process.job, preload=(*process.job.preload, library)))
 
 
-def _id_of(number: int) -> str:
-    return number.to_bytes(4, "little").hex()
-
-
 def _number(process: CoreWorker) -> int:
-    """Return the number of this driver's job: the first free one of this run."""
-    space = f"hpcray.jobs.{run_of(process.me)}"
+    """Return the number of this driver's job: the first free one of this run. Who the driver is stays known."""
+    space, command = jobs_space(process.me), " ".join(sys.orig_argv)
+    facts = json.dumps({"proc": process.me.hex(), "pid": os.getpid(), "ip": node_ip_address(), "command": command})
 
     def is_ours(number: int) -> bool:
-        return bool(process.gcs.call("kv_put", str(number).encode(), process.me, False, space))
+        return bool(process.gcs.call("kv_put", str(number).encode(), facts.encode(), False, space))
 
     if is_ours(1):
         return 1

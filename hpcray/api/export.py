@@ -111,11 +111,8 @@ def check_size(blob: bytes, kind: str, name: str) -> None:
             f"MiB). {_TIP}"
         )
     if len(blob) > LARGE:
-        print(
-            f"hpcray: Warning: The {kind} {name} is very large ({len(blob) >> 20} MiB). {_TIP}",
-            file=sys.stderr,
-            flush=True,
-        )
+        text = f"hpcray: Warning: The {kind} {name} is very large ({len(blob) >> 20} MiB). {_TIP}"
+        print(text, file=sys.stderr, flush=True)
 
 
 def unserializable_argument(error: SerializationError, name: str) -> TypeError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from hpcray.common import labels
 from hpcray.common.exceptions import RayDeprecationWarning, did_you_mean
 from hpcray.common.labels import conditions, to_strategy
 from hpcray.common.resources import ACCELERATOR_TYPE, ACCELERATOR_TYPE_SHARE, UNIT, Resources, to_units
-from hpcray.platform.accelerators import KINDS
+from hpcray.platform.accelerators import KINDS, Accelerator
 from hpcray.platform.config_files import configured_environment
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import current
@@ -95,7 +96,7 @@ def _amount(name: str, default: float | None = None) -> Rule:
     return Rule((float, int, _NONE), problem, default)
 
 
-def _resources_problem(resources: Any) -> str | None:
+def _resources_problem(resources: Any, kinds: Mapping[str, Accelerator] = KINDS) -> str | None:
     for name, amount in (resources or {}).items():
         if not isinstance(name, str) or not name:
             return f"A resource name must be a non-empty str, but is {name!r}"
@@ -104,8 +105,8 @@ def _resources_problem(resources: Any) -> str | None:
         if name in ("memory", "object_store_memory"):
             return f"Use the '{name}' keyword instead of '{name}' in 'resources' keyword"
         problem = _amount_problem(name, amount)
-        if problem is None and name in KINDS:
-            problem = KINDS[name].amount_problem(amount)
+        if problem is None and name in kinds:
+            problem = kinds[name].amount_problem(amount)
         if problem:
             return problem
     return None
@@ -297,6 +298,10 @@ ACTOR_RULES: Mapping[str, Rule] = {
 }
 
 
+NODE_RULES = {**ACTOR_RULES, "resources": Rule((dict, _NONE), lambda value: _resources_problem(value, {}))}
+"""Rules of what `init` gives a node: any number of chips, of which tasks ask for some numbers only."""
+
+
 METHOD_RULES: Mapping[str, Rule] = {
     "num_returns": TASK_RULES["num_returns"],
     "concurrency_group": Rule((str, _NONE)),
@@ -444,25 +449,17 @@ class _OptionsBase:
         return self.RULES[keyword].default_value if value is None else value
 
     def _find_unsupported(self) -> str:
-        for keyword in (_ALL_STREAMS,):
-            if self.given.get(keyword):
-                return f"the option {keyword} is not supported yet; hint: leave it out"
+        if self.given.get(_ALL_STREAMS):
+            return f"the option {_ALL_STREAMS} is not supported yet; hint: leave it out"
         return unsupported_field_error(self.given.get("runtime_env"))
 
     def _shape(self, amounts: Mapping[str, float]) -> Shape:
         env_vars = (self.given.get("runtime_env") or {}).get("env_vars") or {}
-        strategy = strategy_text(
-            self.given.get("scheduling_strategy"),
-            self.given.get("label_selector"),
-            self.given.get("fallback_strategy"),
-        )
+        strategy = strategy_text(*map(self.given.get, ("scheduling_strategy", "label_selector", "fallback_strategy")))
         if (seconds := self.given.get("_expected_time")) is not None:
             strategy = labels.lasting(strategy, seconds)
-        return Shape(
-            resources=tuple(sorted(exact_units(amounts).items())),
-            strategy=strategy,
-            env=tuple(sorted(env_vars.items())),
-        )
+        units = tuple(sorted(exact_units(amounts).items()))
+        return Shape(resources=units, strategy=strategy, env=tuple(sorted(env_vars.items())))
 
 
 class TaskOptions(_OptionsBase):
@@ -474,7 +471,6 @@ class TaskOptions(_OptionsBase):
     Attributes:
         shape: resources and placement of a lease. Raises NotImplementedError where an option is not supported.
         num_returns: number of results; -1 for a generator.
-        max_retries: number of retries; -1 for no limit.
         retry_exceptions: True (all), False (none), or the exception classes that are retried.
         max_calls: number of calls after which a worker exits; 0 for no limit. By default 1 for GPU tasks, since
             libraries keep memory of the device while their process lives.
@@ -492,13 +488,25 @@ class TaskOptions(_OptionsBase):
     def __init__(self, given: Mapping[str, Any] | None = None) -> None:
         super().__init__(given)
         self.num_returns: int = check_num_returns(self._option("num_returns"))
-        self.max_retries: int = self._option("max_retries")
         retry = self._option("retry_exceptions")
         self.retry_exceptions: bool | tuple[type[Exception], ...] = retry if isinstance(retry, bool) else tuple(retry)
         gpu_task = (self.given.get("num_gpus") or 0) > 0 and self.given.get("max_calls") is None
         self.max_calls: int = 1 if gpu_task else self._option("max_calls")
         if not (self.unsupported or self.wrong):
             self.shape = self._shape(requested_amounts(self._option))
+
+    @property
+    def max_retries(self) -> int:
+        """Number of retries, -1 for no limit. By default what RAY_TASK_MAX_RETRIES says in this process now.
+
+        Raises:
+            ValueError: that variable is no number of retries.
+        """
+        given: Any = self.given.get("max_retries")
+        given = os.environ.get("RAY_TASK_MAX_RETRIES", 3) if given is None else given
+        if not re.fullmatch(r"-1|\d+", str(given)):
+            raise ValueError(f"RAY_TASK_MAX_RETRIES={given!r} is not -1, 0 or a positive integer. hint: unset it for 3")
+        return int(given)
 
 
 class ActorOptions(_OptionsBase):
@@ -532,11 +540,7 @@ class ActorOptions(_OptionsBase):
         if self.given.get("get_if_exists") and not self.name:
             raise ValueError("The actor name must be specified to use `get_if_exists`.")
         if self.given.get("object_store_memory") is not None:
-            warnings.warn(
-                "object_store_memory of an actor reserves nothing; objects that do not fit are spilled",
-                DeprecationWarning,
-                stacklevel=3,
-            )
+            warn_of_object_store_memory("actors")
         self.namespace: str = self._option("namespace") or ""
         groups = self._option("concurrency_groups") or {}
         if isinstance(groups, list):
@@ -553,6 +557,12 @@ class ActorOptions(_OptionsBase):
             simple = not set(requested) - {"memory"}
             self.hold = self._shape(requested if simple else {"CPU": 1, **requested})
             self.place = self._shape({"CPU": 1, **requested})
+
+
+def warn_of_object_store_memory(what: str) -> None:
+    """Warn of the resource `object_store_memory` of `what`: the caller's caller has written it."""
+    text = f"Setting 'object_store_memory' for {what} is deprecated: it reserves nothing. hint: leave it out"
+    warnings.warn(text, DeprecationWarning, stacklevel=4)
 
 
 def strategy_text(

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hpcray.api.launch_hooks import LaunchHook, launched, strategy_in_force
-from hpcray.api.options import exact_units
+from hpcray.api.options import exact_units, warn_of_object_store_memory
 from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import RaySystemError
@@ -192,6 +192,8 @@ def check_request(
     if soft_target_node_id and strategy != STRICT_PACK:
         raise ValueError(f"_soft_target_node_id currently only works with STRICT_PACK but got {strategy}")
     units = checked_bundles(bundles)
+    if any("object_store_memory" in bundle for bundle in units):
+        warn_of_object_store_memory("bundles")
     selectors = bundle_selectors(bundle_label_selector, len(units))
     if any(map(_needs_domain, bundle_label_selector or ())):
         same = same or _GPU_DOMAIN

@@ -67,18 +67,16 @@ class RemoteFunction(Generic[P, R_co]):
         self._process: CoreWorker | None = None
         self._shape: Any = None
         self._scheduling_class: Any = None
+        self._max_retries = 0
         self._low: float = 0
         self._high: float = 0
         self._bound: CoreWorker | None = None
         self._num_returns = STREAMS if streams(function, options) else options.num_returns
         self._extra = ExtraOptions(
-            name=options.name,
-            labels=options.given.get("_labels"),
-            retry_exceptions=options.retry_exceptions,
-            stream=self._num_returns == STREAMS,
-            transport=transport_of(options.given.get("tensor_transport")),
+            name=options.name, labels=options.given.get("_labels"), retry_exceptions=options.retry_exceptions,
+            stream=self._num_returns == STREAMS, transport=transport_of(options.given.get("tensor_transport")),
             **stream_options(options.given),
-        )
+        )  # fmt: skip
         self._durable: DurableFunction | None = None
         self._without: RemoteFunction[P, R_co] | None = None  # where nothing can be kept
         self._decorator = getattr(function, "__ray_invocation_decorator__", None)
@@ -132,7 +130,7 @@ class RemoteFunction(Generic[P, R_co]):
             export.arity.check(export.record.name, args, kwargs)
         try:
             return process.submitter.submit(
-                export.record, self._scheduling_class, options.num_returns, options.max_retries, self._extra, args,
+                export.record, self._scheduling_class, options.num_returns, self._max_retries, self._extra, args,
                 kwargs,
             )  # fmt: skip
         except SerializationError as error:
@@ -189,6 +187,7 @@ class RemoteFunction(Generic[P, R_co]):
             self._export.to(process)
         self._shape, self._scheduling_class = shape, process.submitter.scheduling_class(shape)
         self._low, self._high = self._export.arity.low, self._export.arity.high
+        self._max_retries = self._options.max_retries
         # A slow function leaves `_process` at None, so that each call finds out that it is slow. With a hook each call
         # binds the function again.
         hooked = bool(task_hooks)
@@ -211,7 +210,7 @@ class RemoteFunction(Generic[P, R_co]):
             return self._submit_durably(process, args, kwargs)
         try:
             return process.submitter.submit_with(
-                self._extra, export.record, self._shape, self._num_returns, options.max_retries, args, kwargs,
+                self._extra, export.record, self._shape, self._num_returns, self._max_retries, args, kwargs,
             )  # fmt: skip
         except SerializationError as error:
             raise unserializable_argument(error, self._function_name) from error

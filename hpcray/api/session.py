@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NoReturn
 import msgspec
 
 from hpcray.api.driver_job import LoggingConfig, announce, imported_libraries
-from hpcray.api.options import ACTOR_RULES
+from hpcray.api.options import NODE_RULES
 from hpcray.common.config import Config
 from hpcray.common.exceptions import JobDrainingError, RaySystemError, did_you_mean
 from hpcray.common.ids import raylet_of
@@ -226,10 +226,10 @@ def init(
             lifetime of actors.
         configure_logging, logging_level, logging_format: logging of hpcray's own messages in this process. False: no
             handlers of Ray's logger.
-        logging_config: a `LoggingConfig` for the root loggers of this process and its workers. By default one with the
-            encoding of the variable RAY_LOGGING_CONFIG_ENCODING, where that is set.
+        logging_config: a `LoggingConfig` for the root loggers of this process and its workers, whose output then has no
+            prefixes. By default one with the encoding of RAY_LOGGING_CONFIG_ENCODING, where that is set.
         ignore_reinit_error: return the context of the running session instead of raising RuntimeError.
-        log_to_driver: print the output of workers in the driver.
+        log_to_driver: print the output of workers in the driver. By default what RAY_LOG_TO_DRIVER says, else True.
         labels: labels of this node, for `label_selector` and `NodeLabelSchedulingStrategy`.
         object_spilling_directory: where objects go for which the object store has no room: the setting `spill_dir`.
         local_mode, include_dashboard, dashboard_host, dashboard_port: without effect; `local_mode` logs a warning.
@@ -273,13 +273,12 @@ def init(
         logging_config._apply()
     else:
         logging_config = getattr(job_config, "py_logging_config", None)
-    given = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
+    given: dict[str, Any] = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources}
     memory: float | None = settings.get("_memory")
     if isinstance(object_store_memory, float):
         object_store_memory = int(object_store_memory)  # 100e6
-    _check_options(
-        {**given, "memory": memory, "runtime_env": runtime_env, "object_store_memory": object_store_memory}, labels
-    )
+    described = {"memory": memory, "runtime_env": runtime_env, "object_store_memory": object_store_memory}
+    _check_options({**given, **described}, labels)
     environment = validated_runtime_env(runtime_env)
     if unsupported_field_error(environment):
         raise NotImplementedError(unsupported_field_error(environment))
@@ -287,23 +286,19 @@ def init(
         os.makedirs(object_spilling_directory, exist_ok=True)
         settings["spill_dir"] = object_spilling_directory
     lifetime = getattr(job_config, "_default_actor_lifetime", "")
+    if log_to_driver is None and (shown := os.environ.get("RAY_LOG_TO_DRIVER")):
+        log_to_driver = shown.lower() in ("1", "true")
     config = _node_config(settings, object_store_memory, labels, log_to_driver)
     options = NodeOptions(
-        config=config,
-        num_cpus=num_cpus,
-        num_gpus=num_gpus,
-        memory=memory,
-        resources=resources or {},
+        config=config, num_cpus=num_cpus, num_gpus=num_gpus, memory=memory, resources=resources or {},
         node_name=settings.get("_node_name") or "",
-    )
-    _enter_session(
-        address or os.environ.get("RAY_ADDRESS") or None,
-        options,
-        {**given, "labels": labels, "object_store_memory": object_store_memory},
-        lambda process, inherited: _start_driver(
-            process, namespace or inherited or None, environment, logging_config, lifetime, log_to_driver, settings
-        ),
-    )
+    )  # fmt: skip
+    system_config = settings.get("_system_config") or None
+    given |= {"labels": labels, "object_store_memory": object_store_memory, "_system_config": system_config}
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    _enter_session(address, options, given, lambda process, inherited: _start_driver(
+        process, namespace or inherited or None, environment, logging_config, lifetime, log_to_driver, settings
+    ))  # fmt: skip
     return ClientContext()
 
 
@@ -431,6 +426,8 @@ def _start_driver(
     runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
     if logging_config is not None:
         runtime_envs.job["logging_config"] = logging_config.to_dict()
+        if _Session.printer is not None:
+            _Session.printer.drop_prefixes()
     if actor_lifetime == "detached":
         runtime_envs.job[ACTOR_LIFETIME] = actor_lifetime
     for hook in start_hooks:
@@ -457,7 +454,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
 
 def _check_options(options: Mapping[str, Any], labels: dict[str, str] | None) -> None:
     for name, value in options.items():
-        ACTOR_RULES[name].validate(name, value)
+        NODE_RULES[name].validate(name, value)
     problem = labels_problem(labels) if labels else None
     if problem:
         raise ValueError(problem)
@@ -534,7 +531,7 @@ def _configure_logging(wanted: bool, level: int | str, line_format: str | None) 
 
 def _refuse_node_arguments(requested: Mapping[str, Any]) -> None:
     """Raise ValueError for arguments of `init` that describe a node, where it only joins the cluster that it names."""
-    for names in (("num_cpus", "num_gpus"), ("resources",), ("labels",), ("object_store_memory",)):
+    for names in (("num_cpus", "num_gpus"), *((one,) for one in requested if not one.startswith("num_"))):
         if any(requested[name] is not None for name in names):
             raise ValueError(f"When connecting to an existing cluster, {' and '.join(names)} must not be provided.")
 

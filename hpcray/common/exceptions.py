@@ -517,6 +517,10 @@ class ActorUnschedulableError(_UnschedulableError):
     WHAT = "actor"
 
 
+class GroupAlreadyExistsError(RaySystemError, ValueError):
+    """The name of a placement group is taken: Ray's class, and that of a wrong argument, as for actors."""
+
+
 class TaskPlacementGroupRemoved(_MessageError):
     """The placement group of the task was removed."""
 

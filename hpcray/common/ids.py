@@ -79,6 +79,11 @@ def make_proc(node: int, number: int, run: int = 0) -> bytes:
     return _PROC.pack(node, number, run & RUN_MASK)
 
 
+def job_id_of(number: int) -> str:
+    """Return the id of the job with this number, in hex."""
+    return number.to_bytes(4, "little").hex()
+
+
 def first_run(session: str) -> int:
     """Return the number of a job's first run: 15 bits of the session's name, which is random."""
     return _FIRST_RUNS | (zlib.crc32(session.encode()) & ~_FIRST_RUNS & RUN_MASK)

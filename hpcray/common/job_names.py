@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hpcray.common.ids import run_of
+
 LOG_PREFIX_ACTOR_NAME = ":actor_name:"
 LOG_PREFIX_TASK_NAME = ":task_name:"
 LOG_PREFIX_TASK_ID = ":task_id:"
@@ -44,6 +46,11 @@ def parse_worker_log_name(name: str) -> tuple[bytes, int, bool] | None:
         return bytes.fromhex(parts[1]), int(parts[3]), kind == "err"
     except ValueError:
         return None
+
+
+def jobs_space(proc: bytes) -> str:
+    """The part of the key-value store that has the drivers of the run of a process, by the numbers of their jobs."""
+    return f"hpcray.jobs.{run_of(proc)}"
 
 
 # ------------------------------------------------------------ submitted jobs

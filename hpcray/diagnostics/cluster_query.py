@@ -18,6 +18,8 @@ from hpcray.runtime.core_worker.core_worker import CoreWorker
 QUERY_TIMEOUT = 2.0
 """Seconds after which the kernel is asked about a process that has not answered."""
 ATTACHED = "attached"
+PAUSED_THREADS = "HPCRAY_PAUSED_"
+"""Before the keys, beside those of breakpoints, of threads that wait in a debugger of another kind."""
 
 
 @dataclass
@@ -49,9 +51,13 @@ class ProcessInfo:
 
 @dataclass
 class ClusterRoster:
-    """One node and who is on it. problem: why nothing is known of them, "" when something is. ended: a row for each of
-    its last workers that have ended. preloaded: modules that its workers have from the fork server, and why it could
-    not import them; "" if it has."""
+    """One node and who is on it.
+
+    Attributes:
+        problem: why nothing is known of them, "" when something is.
+        ended, ended_drivers: a row for each of its last workers, and drivers, that have ended.
+        preloaded: modules that its workers have from the fork server, and why it could not import them; "" if it has.
+    """
 
     index: int
     node_id: str
@@ -62,6 +68,7 @@ class ClusterRoster:
     template: int = 0
     processes: list[ProcessInfo] = field(default_factory=list)
     ended: list[dict[str, Any]] = field(default_factory=list)
+    ended_drivers: list[dict[str, Any]] = field(default_factory=list)
     preloaded: dict[str, str] = field(default_factory=dict)
 
 
@@ -116,7 +123,7 @@ class ClusterQuery:
                 )
             else:
                 node.template = answer["template"]
-                node.ended = answer["ended"]
+                node.ended, node.ended_drivers = answer["ended"], answer["ended_drivers"]
                 node.preloaded = answer["preloaded"]
                 node.processes = [
                     ProcessInfo(answer["proc"], answer["pid"], "raylet", node.index, node.host),

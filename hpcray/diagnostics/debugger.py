@@ -17,19 +17,21 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from bdb import BdbQuit
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
 
 from hpcray.common.ids import show_proc
+from hpcray.diagnostics.cluster_query import PAUSED_THREADS
 from hpcray.platform.stacks import part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import async_task
-from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.core_worker import CoreWorker, current, need_process
 
 KEY, NAMESPACE = "RAY_PDB_", "ray_pdb"
 """Names of the breakpoints that wait, in the key-value store."""
@@ -400,6 +402,20 @@ def answer(
     if words[0] == "interrupt":
         debugger.interrupt()
     debugger.console.ask(src, req, *words)
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Have `list_workers` and `list_tasks` say that this thread waits in a debugger, while it does."""
+    process = need_process()
+    key = f"{PAUSED_THREADS}{process.me.hex()}_{uuid.uuid4().hex}".encode()
+    facts = json.dumps({"worker_id": process.me.hex(), "task_id": _running_task(process).hex()})
+    process.gcs.call("kv_put", key, facts.encode(), True, NAMESPACE)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(Exception):  # the job is over
+            process.gcs.call("kv_del", key, NAMESPACE)
 
 
 def _new_debugger(worker: Any) -> WorkerDebugger:

@@ -226,6 +226,7 @@ class RayletIntrospection:
             "template": self._template_pid,
             "processes": rows,
             "ended": self._ended.rows(self._loop.now),
+            "ended_drivers": self._ended.drivers(self._loop.now),
             "preloaded": self.preloaded,
         }
 

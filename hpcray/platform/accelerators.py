@@ -51,7 +51,7 @@ _NVIDIA = Path("/proc/driver/nvidia")
 _KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 _DEVICES = Path("/dev")
 _SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
-_VALID = re.compile(r"\d+(?:\.\d+)?|(?:GPU|MIG)-[0-9A-Za-z/-]+")
+_VALID = re.compile(r"\d+(?:\.\d+)?|(?!NoDevFiles$|none$|void$)[A-Za-z][\w./-]*")
 _ONEAPI_PREFIX = "level_zero:"
 _UUID_BYTES = 96
 

@@ -50,8 +50,10 @@ _SHOWN_LINES = 20  # of output, in an error
 _KILL_INTERVAL = 0.01  # seconds between two passes over the descendants
 _PROBE = (
     "import sys; sys.path[0:1] = []; import json, os; print('\\n' + json.dumps({'executable': sys.executable, "
-    "'version': sys.version_info[:2], 'env': dict(os.environ), 'parent': os.getppid()}))"
+    "'version': sys.version_info[:2], 'env': dict(os.environ), 'parent': os.getppid(), 'given': sys.argv[1:]}))"
 )
+_ARGUMENT = "two words"
+"""Given to a probe: a script that passes on `$@` without quotes makes two of it."""
 _OF_THE_SHELL = ("_", "OLDPWD", "PWD", "SHLVL")
 _RUNNERS = ("conda", "hatch", "mamba", "micromamba", "pdm", "pixi", "poetry", "uv")
 """Commands that run another command in an environment: without one, Python is meant."""
@@ -393,21 +395,25 @@ def _probed(
     """The Python of a shell command such as "python3", "env A=1 python3 -O" or "uv run --with x python".
 
     The command runs once per node to see what it starts. Where that is the shell's own process, whose number the raylet
-    knows, each worker runs the command; else the Python is started directly, with the variables that it was seen with.
+    knows, and passes arguments on as they are, each worker runs the command; else the Python is started directly, with
+    the variables that it was seen with.
     """
     words = shlex.split(command)
     python = " python" if words[0] in _RUNNERS and "python" not in os.path.basename(words[-1]) else ""
     shell = ["bash", "-c", f'exec {command}{python} "$@"', "bash"]
     with locked_path(session_dir, "python-" + _digest(f"{directory}\0{command}")) as path:
         if not os.path.exists(path):
-            output = _run([*shell, "-c", _PROBE], "py_executable", deadline, directory, shown=command)
+            probe = path + ".py"  # a file, as words of code would not arrive through `$@`
+            write_private_file(probe, _PROBE.encode())
+            output = _run([*shell, probe, _ARGUMENT], "py_executable", deadline, directory, shown=command)
             found = _understood(command, output)
             found["env"] = {
                 name: value
                 for name, value in found["env"].items()
                 if os.environ.get(name) != value and name not in _OF_THE_SHELL
             }
-            found["own"] = found.pop("parent", 0) == os.getpid()
+            quoted = found.pop("given", None) == [_ARGUMENT]
+            found["own"] = found.pop("parent", 0) == os.getpid() and quoted
             cannot = f"py_executable {command!r} cannot run hpcray's workers"
             _run([found["executable"], *trial], cannot, deadline, variables=found["env"])
             write_private_file(path, json.dumps(found).encode())

@@ -27,6 +27,7 @@ from hpcray.common.resources import JOB_FIELD
 from hpcray.platform import fork_server
 from hpcray.platform.accelerators import device_visibility_state, restore_device_visibility
 from hpcray.platform.private_files import CLOSED, make_private_directory, read_private_file, write_private_file
+from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol.messages import JobInfo
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime.worker.context import WorkerContext
@@ -335,7 +336,7 @@ class WorkerRuntimeEnv:
         """Return what tasks raise, or the calls of an actor, because of the problem."""
         if self.hook_failed and actor_id:
             return ActorDiedError(f"its worker could not be set up. {self.problem}", actor_id=actor_id)
-        return RuntimeEnvSetupError(self.problem)
+        return RuntimeEnvSetupError(f"[Node {node_ip_address()}] {self.problem}")
 
 
 @contextlib.contextmanager

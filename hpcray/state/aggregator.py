@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
@@ -12,14 +13,15 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from hpcray.common.ids import owner_of, raylet_of, show_proc
-from hpcray.common.job_names import FIRST_JOB
+from hpcray.common.ids import job_id_of, node_of, owner_of, raylet_of, show_proc
+from hpcray.common.job_names import FIRST_JOB, jobs_space
 from hpcray.common.resources import JOB_FIELD
 from hpcray.diagnostics import wait_graph
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.protocol.messages import JobInfo as DriverJob
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
+from hpcray.state.breakpoints import paused_threads
 from hpcray.state.job_table import JobInfo, JobTable
 from hpcray.state.schemas import (
     ActorState,
@@ -80,7 +82,7 @@ class StateAggregator:
                 num_restarts_due_to_node_preemption=0,
                 required_resources=row["resources"],
                 placement_group_id=row["group"] or None,
-                repr_name="",
+                repr_name=row["repr_name"],
             )
             for row in self._process.gcs.call("actors")
         ]
@@ -123,6 +125,7 @@ class StateAggregator:
         """Every living driver and worker, and the last workers that have ended."""
         nodes = self._nodes()
         now = time.time()
+        paused = Counter(worker for worker, _ in paused_threads(self._process))
         ended = [
             WorkerState(
                 worker_id=row["proc"].hex(),
@@ -151,17 +154,22 @@ class StateAggregator:
                 worker_launch_time_ms=one.started_ms,
                 worker_launched_time_ms=one.started_ms,
                 start_time_ms=one.started_ms,
+                end_time_ms=0,
+                num_paused_threads=paused[one.proc.hex()],
             )
             for one in self._people()
         ]
 
     def jobs(self) -> list[JobState]:
-        """The submitted jobs, and the jobs of the drivers that run and belong to none."""
+        """The submitted jobs, and the jobs of the drivers that run or have run, and belong to none."""
         table = JobTable(self._process)
         jobs, drivers = table.all(), table.drivers()
         submitted = [_submitted(ident, info, drivers.get(ident)) for ident, info in jobs.items()]
         theirs = {row.job_id for row in submitted}
-        return submitted + [row for row in self._drivers() if row.job_id not in theirs]
+        running = self._drivers()
+        known = theirs | {row.job_id for row in running}
+        ended = [row for row in self._ended_drivers() if row.job_id not in known]
+        return submitted + [row for row in running if row.job_id not in theirs] + ended
 
     def submitted_job(self, submission_id: str) -> JobState | None:
         """The submitted job of this id; None for none."""
@@ -186,6 +194,27 @@ class StateAggregator:
             ))  # fmt: skip
         return found
 
+    def _ended_drivers(self) -> list[JobState]:
+        """Every driver that this run has had, but for those whose node knows that they live; the first ones first."""
+        nodes, now, found = self._nodes(), time.time(), []
+        gone = {row["proc"]: (node, row) for node in nodes.values() for row in node.ended_drivers}
+        for key, packed in self._process.gcs.call("kv_items", b"", jobs_space(self._process.me)):
+            facts, ident = json.loads(packed), job_id_of(int(key))
+            proc = bytes.fromhex(facts["proc"])
+            job = JobState(
+                job_id=ident, status="SUCCEEDED", entrypoint=facts["command"],
+                driver_info={"id": ident, "node_ip_address": facts["ip"], "pid": str(facts["pid"])},
+            )  # fmt: skip
+            if proc in gone:
+                node, row = gone[proc]
+                job.driver_node_id, job.end_time = node.node_id, int((now - row["seconds"]) * 1000)
+                job.start_time = int((now - row["seconds"] - row["lived"]) * 1000)
+                found.append(job)
+            elif node_of(proc) not in nodes or not nodes[node_of(proc)].alive:
+                job.status, job.message = "FAILED", "the node of its driver has died"
+                found.append(job)
+        return sorted(found, key=lambda job: bytes.fromhex(job.job_id or "")[::-1])
+
     def tasks(self, most: int = MAX_ROWS_PER_PROCESS) -> list[TaskState]:
         """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember.
 
@@ -201,7 +230,10 @@ class StateAggregator:
             history.add_open(answer["rows"], answer["job"])
         rows = self._process.gcs.call("actors")
         history.add_creations((row, job_of_actor(row)) for row in rows)
-        return history.rows()
+        paused, found = {task for _, task in paused_threads(self._process)}, history.rows()
+        for one in found:
+            one.is_debugger_paused = one.state == "RUNNING" and one.task_id in paused
+        return found
 
     def objects(self) -> list[ObjectState]:
         """Every process's references."""

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from hpcray.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery
+from hpcray.diagnostics.cluster_query import PAUSED_THREADS, QUERY_TIMEOUT, ClusterQuery
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 KEY, NAMESPACE = "RAY_PDB_", "ray_pdb"
@@ -125,3 +125,12 @@ class BreakpointClient:
         if answer is not None:
             return str(answer["state"])
         return GONE if self._proc in self._query.gone else self.state
+
+
+def paused_threads(process: CoreWorker) -> list[tuple[str, str]]:
+    """Return the worker and the task, in hex, of every thread of the job that waits in a debugger; "" for no task."""
+    items = [
+        item for prefix in (KEY, PAUSED_THREADS) for item in process.gcs.call("kv_items", prefix.encode(), NAMESPACE)
+    ]
+    said = [json.loads(packed) for _, packed in items]
+    return [(row["worker_id"], row["task_id"]) for row in said if "worker_id" in row]

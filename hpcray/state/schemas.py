@@ -200,7 +200,8 @@ _JOB_COLUMNS = ("job_id", "submission_id", "entrypoint", "type", "status", "mess
 
 @dataclass
 class JobState(StateSchema):
-    """A job. status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED; a driver that has ended cannot be queried."""
+    """A job. status: PENDING, RUNNING, STOPPED, SUCCEEDED or FAILED. A driver that has ended is
+    SUCCEEDED, as in Ray: only submitted jobs have an exit code."""
 
     type: str = "DRIVER"
     job_id: str | None = None

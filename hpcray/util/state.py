@@ -302,7 +302,7 @@ list_nodes = _query(_list, _R.NODES, "The nodes of the job, dead ones too.")
 list_jobs = _query(
     _list,
     _R.JOBS,
-    "The submitted jobs, and those of other drivers that run. (Jobs of the batch system: `hpcray jobs`.)",
+    "The submitted jobs, and those of other drivers that run or have run. (Jobs of the batch system: `hpcray jobs`.)",
 )
 list_workers = _query(_list, _R.WORKERS, "The living processes of the job: drivers and workers.")
 list_tasks = _query(

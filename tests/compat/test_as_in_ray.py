@@ -330,10 +330,15 @@ def test_init_takes_a_job_config(tmp_path: Path) -> None:
     out = script(
         """
         import hpcray.compat.ray
-        import os, ray, time
+        import os, pickle, ray, time
         from ray.job_config import JobConfig
         assert JobConfig.from_json({"ray_namespace": "there"}).ray_namespace == "there"
         config = JobConfig(runtime_env={"env_vars": {"WORD": "yes"}}, metadata={"a": "b"})
+        config.set_py_logging_config(ray.LoggingConfig(encoding="TEXT"))
+        packed = config._get_proto_job_config()
+        assert pickle.loads(packed.serialized_py_logging_config) == config.py_logging_config
+        assert dict(packed.metadata) == {"a": "b"}
+        config.set_py_logging_config(None)
         config.set_ray_namespace("here")
         config.set_default_actor_lifetime("detached")
 

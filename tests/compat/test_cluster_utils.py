@@ -69,7 +69,7 @@ LATE = """
     cluster = Cluster()
     assert cluster.address is None
     head = cluster.add_node(num_cpus=1, _system_config={"scheduler_spread_threshold": 0.25}, node_name="first")
-    for wrong in ({"labels": {"a": "b"}}, {"num_cpus": 1}, {"resources": {"r": 1}}):
+    for wrong in ({"labels": {"a": "b"}}, {"num_cpus": 1}, {"resources": {"r": 1}}, {"_system_config": {"x": 1}}):
         try:
             ray.init(**wrong)
         except ValueError as error:

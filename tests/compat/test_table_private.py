@@ -32,6 +32,7 @@ def test_private_services_return_the_address_of_the_node(ray: Any) -> None:
 @row("ray._private.state")
 def test_private_state_lists_nodes_actors_and_placement_groups(ray: Any, until: Any) -> None:
     from ray._private import state
+    from ray.util.state import list_workers
 
     here = ray.get_runtime_context().get_node_id()
     assert state.total_resources_per_node()[here]["CPU"] == 4
@@ -50,6 +51,16 @@ def test_private_state_lists_nodes_actors_and_placement_groups(ray: Any, until: 
     assert (row_["Name"], row_["State"], row_["ActorClassName"]) == ("table.listed", "ALIVE", "Listed")
     assert row_["Address"]["NodeID"] == here
     assert state.actors(ident) == row_
+    assert row_["Timestamp"] == row_["StartTime"] > 0 == row_["EndTime"]
+    assert row_["Pid"] in {worker.pid for worker in list_workers(detail=True, limit=1000)}
+    ended = Listed.remote()
+    ray.get(ended.ok.remote())
+    before = state.actors(ended._actor_id.hex())
+    time.sleep(0.05)
+    ray.kill(ended)
+    until(lambda: state.actors(before["ActorID"])["State"] == "DEAD")
+    after = state.actors(before["ActorID"])
+    assert after["Timestamp"] == after["EndTime"] > after["StartTime"] == before["StartTime"]
     group = ray.util.placement_group([{"CPU": 1}], name="table.group")
     assert group.wait(30)
     table = state.state.placement_group_table(group.id)
@@ -88,6 +99,15 @@ def count_references(ray: Any, core: Any) -> None:
     assert counts()[oid] == (0, 0)
     del outer, done
     assert counts() == {}
+
+    @ray.remote(num_cpus=0)
+    class Idle:
+        pass
+
+    size, actor = core.get_memory_store_size(), Idle.remote()
+    ray.get(actor.__ray_ready__.remote())
+    assert counts() == {}, "a handle of an actor is no reference to an object"
+    assert core.get_memory_store_size() == size
     large = ray.put(bytes(1 << 20))
     assert core.object_exists(large)
     assert not core.object_exists(large, memory_store_only=True)
@@ -405,7 +425,7 @@ def test_state_lists_workers_and_jobs(ray: Any) -> None:
 
     worker = ray.get(ray.remote(lambda: ray.get_runtime_context().get_worker_id()).remote())
     assert state.workers()[worker]["node_ip_address"] == ray.util.get_node_ip_address()
-    (job,) = state.jobs()
-    assert job["JobID"] == ray.get_runtime_context().get_job_id() and not job["IsDead"]
+    (job,) = (job for job in state.jobs() if not job["IsDead"])
+    assert job["JobID"] == ray.get_runtime_context().get_job_id() and job["Timestamp"] == job["StartTime"] > 0
     first, second = state.next_job_id(), state.next_job_id()
     assert first.int() + 1 == second.int() and first.hex() != job["JobID"]

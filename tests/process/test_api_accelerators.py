@@ -62,6 +62,37 @@ def test_amounts_that_no_device_can_give_are_refused(resources):
         look.options(resources=resources).remote()
 
 
+def test_a_node_may_have_a_number_of_chips_that_no_task_can_ask_for(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import engine_under_test as ray
+ray.init(num_cpus=1, resources={"TPU": 3, "HPU": 2})
+print(ray.cluster_resources()["TPU"])
+@ray.remote(resources={"TPU": 1})
+def look():
+    return ray.get_runtime_context().get_accelerator_ids()["TPU"]
+print(len(ray.get(look.remote())))
+""")
+    ran = run_script(script)
+    assert ran.stdout.split() == ["3.0", "1"], ran.stderr
+
+
+def test_gpus_may_be_given_by_names_of_any_kind(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("""
+import os
+os.environ["CUDA_VISIBLE_DEVICES"] = "first,second"
+import engine_under_test as ray
+ray.init(num_cpus=1, num_gpus=1)
+@ray.remote(num_gpus=1)
+def look():
+    return ray.get_gpu_ids(), os.environ["CUDA_VISIBLE_DEVICES"]
+print(ray.get(look.remote()))
+""")
+    ran = run_script(script)
+    assert "(['first'], 'first')" in ran.stdout, ran.stderr
+
+
 def test_ids_that_were_given_before_the_start_are_the_ids(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("""

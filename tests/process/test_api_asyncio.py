@@ -32,6 +32,20 @@ class TestAwait:
 
         assert asyncio.run(main()) == (1, "p", 199_999)
 
+    def test_a_future_may_be_made_before_its_loop_runs(self):
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        try:
+            futures = [echo.remote(2, 0.1).as_future(), ray.put("p").as_future(), fail.remote().as_future()]
+            done, _ = loop.run_until_complete(asyncio.wait(futures))
+            assert len(done) == 3
+            assert [futures[0].result(), futures[1].result()] == [2, "p"]
+            with pytest.raises(LookupError):
+                futures[2].result()
+        finally:
+            asyncio.set_event_loop(None)
+            loop.close()
+
     @hpcray_only
     def test_between_gets_is_heard_at_once(self, monkeypatch):
         """Not only when the engine's background thread has found out that no thread waits."""

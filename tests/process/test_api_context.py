@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from engine import ray
+from engine import hpcray_only, ray
 
 pytestmark = pytest.mark.usefixtures("session")
 INIT = {"num_cpus": 4, "namespace": "here"}
@@ -283,3 +283,12 @@ class TestEnvVars:
                 return self.seen, ray.get_runtime_context().runtime_env
 
         assert ray.get(Look.remote().see.remote()) == ("w", {"env_vars": {"HPCRAY_TEST_W": "w"}})
+
+
+@hpcray_only
+def test_workers_have_the_priority_of_the_program():
+    @ray.remote
+    def niceness():
+        return os.nice(0)
+
+    assert ray.get(niceness.remote()) == os.nice(0)

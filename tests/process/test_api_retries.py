@@ -56,6 +56,31 @@ class TestCrash:
     def test_a_retry_that_works(self, marks: Marks):
         assert ray.get(crash.remote(marks, good_after=2)) == 3
 
+    def test_the_job_may_have_a_default_of_its_own(self, marks: Marks, monkeypatch):
+        monkeypatch.setenv("RAY_TASK_MAX_RETRIES", "1")
+        with pytest.raises(exceptions.WorkerCrashedError):
+            ray.get(crash.options(name="default").remote(marks))
+        assert len(marks.lines()) == 2
+        with pytest.raises(exceptions.WorkerCrashedError):
+            ray.get(crash.options(max_retries=0).remote(marks))
+        assert len(marks.lines()) == 3, "what a task says itself counts"
+
+    def test_the_default_of_a_worker_is_that_of_its_environment(self, marks: Marks):
+        @ray.remote(runtime_env={"env_vars": {"RAY_TASK_MAX_RETRIES": "0"}})
+        def nested():
+            ray.get(crash.remote(marks))
+
+        with pytest.raises(exceptions.WorkerCrashedError):
+            ray.get(nested.remote())
+        assert len(marks.lines()) == 1
+
+    @hpcray_only
+    @pytest.mark.parametrize("text", ["-2", "three", "1.5"])
+    def test_a_default_that_is_no_number_of_retries_is_refused(self, marks: Marks, monkeypatch, text):
+        monkeypatch.setenv("RAY_TASK_MAX_RETRIES", text)
+        with pytest.raises(ValueError, match=f"RAY_TASK_MAX_RETRIES='{text}' is not"):
+            crash.options(name="default").remote(marks)
+
     def test_max_retries_minus_1_retries_without_end(self, marks: Marks):
         assert ray.get(crash.options(max_retries=-1).remote(marks, good_after=4)) == 5
 

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -16,6 +17,7 @@ from helpers.terminal import Terminal
 
 from hpcray.runtime.core_worker.core_worker import need_process
 from hpcray.state.breakpoints import Breakpoint, BreakpointClient, list_breakpoints
+from hpcray.util.state import list_tasks, list_workers
 
 pytestmark = [pytest.mark.usefixtures("session"), hpcray_only]
 INIT = {"num_cpus": 3}
@@ -151,11 +153,56 @@ def test_several_breakpoints_wait_at_once_in_tasks_and_actors():
     refs = [stops.remote(1), stops.remote(2), sync.stops.remote(), coroutines.stops.remote(4)]
     found = waiting(4)
     assert sorted(one.name for one in found) == ["Async.stops", "Sync.stops", "stops", "stops"]
+    tasks = {one.task_id for one in list_tasks(detail=True, limit=1000) if one.is_debugger_paused}
+    assert tasks == {one.task_id for one in found}
+    assert sum(one.num_paused_threads for one in list_workers(detail=True) if one.is_alive) == 4
     for one in found:
         shown = {"Async.stops": "number", "Sync.stops": "self.state", "stops": "doubled"}[one.name]
         assert shown in typed(f"pp {shown}\nl\nc\n", one.token)
     assert value(refs) == [2, 4, "mine", 4]
     assert not list_breakpoints(need_process())
+    assert not any(one.num_paused_threads for one in list_workers(detail=True) if one.is_alive)
+
+
+def test_threads_that_wait_in_another_debugger_are_listed():
+    @ray.remote
+    class Gate:
+        opened = False
+
+        def open(self):
+            self.opened = True
+
+        def is_open(self):
+            return self.opened
+
+    @ray.remote
+    def task(gate, count):
+        import hpcray.compat.ray  # noqa: F401, I001
+        from ray._private.worker import global_worker
+
+        def wait():
+            with global_worker.worker_paused_by_debugger():
+                while not ray.get(gate.is_open.remote()):
+                    time.sleep(0.05)
+
+        threads = [threading.Thread(target=wait) for _ in range(count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return count
+
+    gate = Gate.options(num_cpus=0).remote()
+    ref = task.remote(gate, 3)
+
+    def counts():
+        return sorted(one.num_paused_threads for one in list_workers(detail=True) if one.is_alive)
+
+    eventually(lambda: counts()[-1] == 3)
+    assert counts()[:-1] == [0] * (len(counts()) - 1)
+    ray.get(gate.open.remote())
+    assert value(ref) == 3
+    assert counts()[-1] == 0
 
 
 @pytest.mark.slow

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import hpcray as ray
-from hpcray.util.state import list_actors, list_workers
+from hpcray.util.state import list_actors, list_jobs, list_workers
 
 DRIVER = """
 import json, os, sys
@@ -75,6 +76,13 @@ def test_each_driver_is_a_job_with_its_own_workers_path_and_names(tmp_path: Path
                 assert row[1:] == [name, job, name, str(tmp_path / name), job if name == "b" else None]
         assert jobs == ["01000000", "02000000", "03000000"]
         assert sorted(row.job_id for row in list_actors()) == jobs[1:], "each actor is of its owner's job"
+        listed = list_jobs(detail=True)
+        assert [row.job_id for row in listed] == jobs
+        assert [row.status for row in listed] == ["RUNNING", "SUCCEEDED", "SUCCEEDED"]
+        assert listed[0].driver_info["pid"] == str(os.getpid())
+        first, second = listed[1:]
+        assert str(tmp_path / "a") in first.entrypoint and str(tmp_path / "b") in second.entrypoint
+        assert first.start_time < first.end_time < second.start_time < second.end_time
         assert {said for _, said in ray.get([pid.remote() for _ in range(6)])} == {""}
         deadline = time.monotonic() + 10
         while len(list_workers(filters=_WORKERS)) > 3 and time.monotonic() < deadline:

@@ -411,7 +411,7 @@ def test_workers_say_when_they_started():
     pid = ray.get(actor.pid.remote())
     (row,) = [one for one in state.list_workers(detail=True, limit=1000) if one.pid == pid]
     assert before - 60_000 < row.start_time_ms <= time.time() * 1000 + 1000
-    assert row.worker_launch_time_ms == row.worker_launched_time_ms == row.start_time_ms and row.end_time_ms is None
+    assert row.worker_launch_time_ms == row.worker_launched_time_ms == row.start_time_ms and row.end_time_ms == 0
 
 
 class _Started:
@@ -422,3 +422,31 @@ class _Started:
 def test_a_limit_below_zero_is_refused():
     with pytest.raises(state.RayStateApiException, match="limit -1"):
         state.list_tasks(limit=-1)
+
+
+def test_actors_are_listed_by_what_their_class_says_of_them():
+    class Plain:
+        async def ready(self):
+            return True
+
+    class Named(Plain):
+        def __init__(self, name):
+            self.name = name
+
+        def __repr__(self):
+            return self.name
+
+    class Broken(Plain):
+        def __repr__(self):
+            raise ValueError("no repr today")
+
+    made = [
+        (ray.remote(Plain).remote(), ""),
+        (ray.remote(Named).remote("first"), "first"),
+        (ray.remote(Named).remote("odd \ud800"), "odd \\ud800"),
+        (ray.remote(Named).remote("x" * 2000), "x" * 1000),
+        (ray.remote(Broken).remote(), ""),
+    ]
+    ray.get([actor.ready.remote() for actor, _ in made])
+    for actor, name in made:
+        assert state.get_actor(id=actor._actor_id.hex()).repr_name == name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -61,6 +63,51 @@ def test_output_reaches_what_the_driver_has_in_place_of_its_streams() -> None:
     ], lines  # fmt: skip
     assert f"(Named pid={pid}) in the constructor" in lines and f"(Named(x) pid={pid}) in a call" in lines
     assert [line.split(") ")[1] for line in err.getvalue().splitlines() if "renamed" in line] == ["to err"]
+
+
+@pytest.mark.parametrize(("variable", "option", "shown"), [("0", None, False), ("0", True, True), ("1", None, True)])
+def test_a_variable_says_whether_output_is_shown_unless_the_program_does(
+    variable: str, option: bool | None, shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @ray.remote
+    def speak() -> None:
+        print("printed")
+
+    monkeypatch.setenv("RAY_LOG_TO_DRIVER", variable)
+    with driver(num_cpus=1, log_to_driver=option) as (out, _):
+        ray.get(speak.remote())
+    assert ("printed" in out.getvalue()) is shown
+
+
+def test_lines_of_a_job_with_a_logging_config_have_no_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    @ray.remote
+    def speak() -> None:
+        print("printed")
+        logging.getLogger("of_the_task").warning("logged")
+
+    def lines_of(**options: object) -> tuple[str, str]:
+        root, out, err = logging.getLogger(), "", ""
+        handlers, level = root.handlers[:], root.level
+        try:
+            with driver(num_cpus=1, **options) as streams:
+                ray.get(speak.remote())
+        finally:
+            root.handlers[:] = handlers
+            root.setLevel(level)
+        out, err = (stream.getvalue() for stream in streams)
+        return next(x for x in out.splitlines() if "printed" in x), next(x for x in err.splitlines() if "logged" in x)
+
+    printed, logged = lines_of(logging_config=ray.LoggingConfig(encoding="TEXT"))
+    assert printed == "printed"
+    assert "job_id=" in logged
+    assert "pid=" not in logged
+    printed, logged = lines_of()
+    assert printed.startswith("(speak pid=")
+    assert logged.startswith("(speak pid=")
+    monkeypatch.setenv("RAY_LOGGING_CONFIG_ENCODING", "JSON")
+    printed, logged = lines_of()
+    assert printed == "printed"
+    assert json.loads(logged)["message"] == "logged"
 
 
 UNAWAITED = """

@@ -127,3 +127,8 @@ def test_values_travel_as_messagepack() -> None:
     assert raylet.MessagePackSerializer.loads(data, kept.__getitem__) == {"a": [1, b"x", 1 + 2j]}
     with pytest.raises(TypeError, match="complex"):
         raylet.MessagePackSerializer.dumps(1j)
+
+
+def test_store_memory_of_a_bundle_warns_that_it_reserves_nothing() -> None:
+    with pytest.warns(DeprecationWarning, match="Setting 'object_store_memory' for bundles is deprecated"):
+        check_request([{"CPU": 1}, {"object_store_memory": 1}], "PACK", None, None, None, None)

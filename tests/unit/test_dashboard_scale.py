@@ -75,7 +75,15 @@ class FakeGcs:
                 for one in range(WORKERS)
             ]  # fmt: skip
             if what == "node":
-                answers[proc] = {"proc": proc, "pid": 1, "template": 2, "processes": rows, "ended": [], "preloaded": {}}
+                answers[proc] = {
+                    "proc": proc,
+                    "pid": 1,
+                    "template": 2,
+                    "processes": rows,
+                    "ended": [],
+                    "ended_drivers": [],
+                    "preloaded": {},
+                }
             elif what == "events":
                 ended = [(b"t", "f", at / 100, 9_000, False) for at in range(1, 1000)]
                 answers[proc] = {

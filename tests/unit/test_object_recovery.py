@@ -269,6 +269,11 @@ class TestWhyNot:
         table.recovery.node_died(2, "power")
         assert table.recovery.why_lost[return_id()].startswith("[LINEAGE_DISABLED]")
 
+    def test_that_holds_for_a_task_without_retries_too(self, table: Owner) -> None:
+        table.lineage.limit = 0
+        table.made(retries=0)
+        assert table.entries[return_id()].task == "LINEAGE_DISABLED"
+
     def test_the_oldest_tasks_are_forgotten_beyond_the_lineage_limit(self, table: Owner) -> None:
         table.lineage.limit = 3 * BASE_COST
         for number in (1, 2, 3):

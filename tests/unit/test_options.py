@@ -267,7 +267,7 @@ def test_empty_runtime_envs_are_accepted(env: Any) -> None:
 
 
 def test_actor_object_store_memory_warns() -> None:
-    with pytest.warns(DeprecationWarning, match="object_store_memory"):
+    with pytest.warns(DeprecationWarning, match="Setting 'object_store_memory' for actors is deprecated"):
         assert ActorOptions({"object_store_memory": 10}).hold.resources == ()
 
 

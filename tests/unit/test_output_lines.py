@@ -43,8 +43,8 @@ def test_outputs_of_two_workers_do_not_mix() -> None:
 
 def test_a_line_without_end_is_shown_after_a_while_and_when_it_is_very_long_and_at_the_end_of_its_worker() -> None:
     lines = OutputLines()
-    assert lines.feed(5.0, piece(b"?")) == [] and lines.overdue(5.5) == [] and lines.next_overdue() == 6.0
-    assert shown(lines.overdue(6.0)) == [("", "?")]
+    assert lines.feed(5.0, piece(b"?")) == [] and lines.overdue(5.25) == [] and lines.next_overdue() == 5.5
+    assert shown(lines.overdue(5.5)) == [("", "?")]
     assert lines.next_overdue() is None
     assert len(shown(lines.feed(6.0, piece(b"x" * LONGEST_LINE)))[0][1]) == LONGEST_LINE
     assert shown(lines.feed(6.0, piece(b"!", last=True))) == [("", "!")]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 from hpcray.api.driver_job import LoggingConfig
@@ -57,6 +59,18 @@ class JobConfig:
     def set_py_logging_config(self, logging_config: LoggingConfig | None = None) -> None:
         """Set the `LoggingConfig` of the job's workers, where `init` gets none."""
         self.py_logging_config = logging_config
+
+    def _get_proto_job_config(self) -> Any:
+        """Return the settings under the names of Ray's message, of which nothing here is made."""
+        logging_config = None if self.py_logging_config is None else pickle.dumps(self.py_logging_config)
+        return SimpleNamespace(
+            ray_namespace=self.ray_namespace or "",
+            jvm_options=self.jvm_options,
+            code_search_path=self.code_search_path,
+            metadata=dict(self.metadata),
+            default_actor_lifetime=_LIFETIMES.index(self._default_actor_lifetime),
+            serialized_py_logging_config=logging_config or b"",
+        )
 
     def set_ray_namespace(self, ray_namespace: str) -> None:
         self.ray_namespace = ray_namespace

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -83,13 +84,13 @@ def jobs() -> list[dict[str, Any]]:
             "JobID": row.job_id,
             "DriverIPAddress": (row.driver_info or {}).get("node_ip_address", ""),
             "DriverPid": int((row.driver_info or {}).get("pid") or 0),
-            "Timestamp": 0,
+            "Timestamp": row.end_time or row.start_time or 0,
             "StartTime": row.start_time or 0,
             "EndTime": row.end_time or 0,
             "IsDead": row.status in ("STOPPED", "SUCCEEDED", "FAILED"),
             "Entrypoint": row.entrypoint,
         }
-        for row in list_jobs(limit=_ALL_ROWS)
+        for row in list_jobs(limit=_ALL_ROWS, detail=True)
     ]
 
 
@@ -173,10 +174,18 @@ def status_by_node() -> dict[str, dict[str, Any]]:
     return {ids[row["index"]]: row for row in process.gcs.call("status")["nodes"] if row["index"] in ids}
 
 
+_starts: dict[str, int] = {}
+"""When actors have started, by id: computed once, as two computations may differ by a millisecond."""
+
+
 def _actor_row(row: dict[str, Any], by_index: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    node = by_index.get(row["node"], {})
+    node, now, ident = by_index.get(row["node"], {}), time.time(), row["actor"].hex()
+    if ident not in _starts and row["started_for"] is not None:
+        _starts[ident] = int((now - row["started_for"]) * 1000)
+    start = _starts.get(ident, 0)
+    end = 0 if row["dead_for"] is None else int((now - row["dead_for"]) * 1000)
     return {
-        "ActorID": row["actor"].hex(),
+        "ActorID": ident,
         "ActorClassName": row["class_name"],
         "IsDetached": row["detached"],
         "Name": row["name"],
@@ -186,7 +195,11 @@ def _actor_row(row: dict[str, Any], by_index: dict[int, dict[str, Any]]) -> dict
         "OwnerAddress": {"WorkerID": row["owner"].hex() if row["owner"] else ""},
         "State": row["state"],
         "NumRestarts": row["restarts"],
+        "Timestamp": end or start,
+        "StartTime": start,
+        "EndTime": end,
         "DeathCause": row["reason"],
+        "Pid": row["pid"],
         "Worker": show_proc(row["worker"]) if row["worker"] else "",
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -14,7 +15,7 @@ from hpcray.api.objects import wait
 from hpcray.api.runtime_context import get_runtime_context
 from hpcray.api.session import ClientContext, post_init_hooks, require_session
 from hpcray.common.exceptions import ObjectLostError
-from hpcray.common.ids import owner_of
+from hpcray.common.ids import PUT_INDEX, owner_of, task_of
 from hpcray.common.job_names import logs_directory
 from hpcray.compat.names.ids import ActorID, ClusterID, JobID, NodeID, TaskID, WorkerID
 from hpcray.compat.names.ray_constants import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, logger
@@ -174,6 +175,11 @@ _ANSWER_TIMEOUT = 0.2
 """Seconds for which `object_exists` waits for the answer of an owner, and of the store."""
 
 
+def _stands_for_actor(process: CoreWorker, oid: bytes) -> bool:
+    """Return True for the object that the handles of an actor count on, which is no program's."""
+    return oid.endswith(PUT_INDEX) and process.submitter.actors.state_of(task_of(oid)) is not None
+
+
 class _CoreWorker:
     """The methods of Ray's core worker that programs call."""
 
@@ -213,9 +219,14 @@ class _CoreWorker:
 
     def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
         """Return how many refs the program holds ("local"), and its unfinished tasks mention ("submitted"), by object
-        id in hex."""
-        rows = require_session().diagnostics.introspect("references", [])
-        return {oid.hex().encode(): {"local": local, "submitted": submitted} for oid, local, submitted in rows}
+        id in hex. The handles of actors are none, as in Ray."""
+        process = require_session()
+        rows = process.diagnostics.introspect("references", [])
+        return {
+            oid.hex().encode(): {"local": local, "submitted": submitted}
+            for oid, local, submitted in rows
+            if not _stands_for_actor(process, oid)
+        }
 
     def object_exists(self, object_ref: ObjectRef[Any], memory_store_only: bool = False) -> bool:
         """Return True if the value is in this process or, unless `memory_store_only`, in this node's store."""
@@ -254,7 +265,11 @@ class _CoreWorker:
         process = require_session()
         with process.engine.lock:
             process.drain()
-            return [len(entry.value) for entry in process.table.entries.values() if entry.state == INLINE]
+            return [
+                len(entry.value)
+                for oid, entry in process.table.entries.items()
+                if entry.state == INLINE and not _stands_for_actor(process, oid)
+            ]
 
     def add_object_out_of_scope_callback(self, object_ref: ObjectRef[Any], callback: Callable[[bytes], object]) -> bool:
         """Call `callback(id)` once no ref to an object of this process is left anywhere, and no task that takes it.
@@ -408,6 +423,15 @@ class Worker:
     def runtime_env(self) -> dict[str, Any]:
         """Runtime environment of the job or task."""
         return get_runtime_context().runtime_env
+
+    @staticmethod
+    def worker_paused_by_debugger() -> contextlib.AbstractContextManager[None]:
+        """Have `list_workers` and `list_tasks` say that this thread waits in a debugger."""
+        from hpcray.diagnostics.debugger import paused  # it loads pdb
+
+        return paused()
+
+    task_paused_by_debugger = worker_paused_by_debugger
 
     def check_connected(self) -> None:
         """Raise RaySystemError outside a job."""

@@ -101,7 +101,7 @@ class Lineage:
         """The word why a task cannot run again; "" when it can. The only place that reads the state of a task."""
         if task.cancelled:
             return TASK_CANCELLED
-        if task.retries == 0:
+        if self.limit and task.retries == 0:
             return MAX_ATTEMPTS_EXCEEDED if task.attempt else RETRIES_DISABLED
         return "" if self.limit else LINEAGE_DISABLED
 

@@ -23,7 +23,7 @@ LogBatch = dict[str, Any]
 `task_id`, in hex, where the driver is a notebook."""
 
 _WRITERS = ("actor_name", "task_name", "task_id")
-PATIENCE = 1.0
+PATIENCE = 0.5
 """Seconds after which a line that has not ended is shown as it is."""
 LONGEST_LINE = 1 << 20
 """Bytes of a line, without its end, that are shown as a line."""

@@ -159,10 +159,12 @@ class Actor:
     Attributes:
         node: where it was sent, -1 while it waits for a node.
         worker: its process, known once it is ALIVE. pid, ip: where that is, or was.
+        repr_name: how its object calls itself, "" where its class has no repr of its own.
         unavailable: it was ALIVE and restarts, for it was lost: calls that run at most once fail meanwhile.
         moves: how many of its restarts were because its node left: these do not count towards max_restarts.
         complete: False while its creator waits for the constructor's arguments; until then it has only a name.
         since: when it began to wait for a node; when a DEAD one died, 0 where another head has seen that.
+        started: when it was ALIVE for the first time, 0 where another head has seen that.
         refusals, retry_at: how often a node could not start a worker for it; not tried again before that time.
         reported: whether its owner has been sent a report of what it waits for.
         queued_at_busy_node, queued_there_since: the busy node where it queued last (-1: none), and since when.
@@ -177,6 +179,7 @@ class Actor:
     worker: bytes = b""
     pid: int = 0
     ip: str = ""
+    repr_name: str = ""
     unavailable: bool = False
     restarts: int = 0
     moves: int = 0
@@ -186,6 +189,7 @@ class Actor:
     out_of_scope: bool = False
     complete: bool = True
     since: float = 0.0
+    started: float = 0.0
     refusals: int = 0
     retry_at: float = 0.0
     reported: bool = False
@@ -342,7 +346,7 @@ class ActorManager:
         out: list[Effect] = []
         if actor.state == ALIVE:
             return out
-        actor.worker, actor.pid = src, msg.pid
+        actor.worker, actor.pid, actor.repr_name = src, msg.pid, msg.repr_name
         state = self._resources.nodes.get(actor.node)
         actor.ip = state.info.address if state is not None else ""
         if msg.error:
@@ -351,6 +355,7 @@ class ActorManager:
             self._dies(now, actor, f"the constructor of {actor.title()} raised an exception", out)
             return out
         self._set_state(actor, ALIVE)
+        actor.started = actor.started or now
         actor.unavailable = False
         actor.refusals = 0
         self._publish(actor, out)
@@ -472,15 +477,16 @@ class ActorManager:
         return None if ident is None or self.actors[ident].out_of_scope else self.actors[ident]
 
     def actor_rows(self, now: float = 0.0) -> list[dict[str, Any]]:
-        """One row per actor for state listings. dead_for: seconds since a DEAD one died; None: not known."""
+        """One row per actor for state listings. started_for, dead_for: seconds since it started, or died; None: not
+        known."""
         return [
             {
                 "actor": a.spec.actor, "class_name": a.spec.class_name, "state": a.state, "name": a.spec.name,
                 "namespace": a.spec.namespace, "detached": a.spec.detached, "node": a.node, "worker": a.worker,
-                "restarts": a.restarts, "reason": a.reason, "owner": a.owner,
+                "restarts": a.restarts, "reason": a.reason, "owner": a.owner, "repr_name": a.repr_name,
                 "resources": to_amounts(plain(dict(a.spec.hold.resources))), "complete": a.complete,
-                "group": group_of(a.spec.hold.resources),
-                "failed": bool(a.error), "pid": a.pid, "ip": a.ip, "env": a.spec.hold.env,
+                "group": group_of(a.spec.hold.resources), "failed": bool(a.error), "pid": a.pid, "ip": a.ip,
+                "env": a.spec.hold.env, "started_for": now - a.started if a.started else None,
                 "dead_for": max(0.0, now - a.since) if a.state == DEAD and a.since else None,
             }
             for a in self.actors.values()

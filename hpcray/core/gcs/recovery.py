@@ -128,7 +128,7 @@ class TableReader:
         if a is None:
             return None
         state = (a.state, a.node, a.worker, a.restarts, a.reason, a.error, a.out_of_scope, a.complete)
-        return encode_row(ActorRow(*state, list(a.former_workers), a.pid, a.ip, a.unavailable, a.moves))
+        return encode_row(ActorRow(*state, list(a.former_workers), a.pid, a.ip, a.unavailable, a.moves, a.repr_name))
 
     def _watch(self, key: bytes) -> bytes | None:
         ident, proc = key[:ACTOR_ID], key[ACTOR_ID:]
@@ -222,8 +222,8 @@ def _load_actors(manager: ActorManager, now: float, snapshot: TableSnapshot, dea
         row = msgspec.msgpack.decode(encoded, type=ActorRow)
         actor = Actor(
             decode_spec(snapshot.rows[rows.SPEC, ident]),
-            row.state, row.node, row.worker, row.pid, row.ip, row.unavailable, row.restarts, row.moves,
-            row.reason, row.error,
+            row.state, row.node, row.worker, row.pid, row.ip, row.repr_name, row.unavailable, row.restarts,
+            row.moves, row.reason, row.error,
             watchers=watchers.get(ident, set()) if row.state != DEAD else set(),
             out_of_scope=row.out_of_scope, complete=row.complete, since=now if row.state != DEAD else 0.0,
             former_workers=deque(row.former, FORMER_WORKERS_KEPT), sent_at=now,

@@ -98,6 +98,7 @@ class ActorRow(msgspec.Struct, array_like=True):
     ip: str = ""
     unavailable: bool = False
     moves: int = 0
+    repr_name: str = ""
 
 
 class GroupRow(msgspec.Struct, array_like=True):

@@ -89,23 +89,16 @@ class LocalLeaseManager:
         self._cap = WorkerCap(config.worker_cap_initial_backoff, config.worker_cap_max_backoff)
         self._queue = LeaseQueue(self.resources, self._cap, config.spread_threshold)
         pool = self.resources.pool
-        self._requests = LeaseRequestTable(
-            node,
-            cluster_size <= 1 and not config.max_nodes,
-            pool.is_feasible,
-            self._capacity_for,
-            cluster_size <= SMALL_CLUSTER,
-        )
+        alone, small = cluster_size <= 1 and not config.max_nodes, cluster_size <= SMALL_CLUSTER
+        self._requests = LeaseRequestTable(node, alone, pool.is_feasible, self._capacity_for, small)
         self._shortages = Shortages(self._queue)
         self._leases = LeaseTable(self.resources, self.pool, self._shortages)
         self._reclaimer = LeaseReclaimer(self._queue, self._leases, self._shortages)
-        self._peers = PeerRequests(
-            node, config.locality_wait, cluster_size, cluster_size > SMALL_CLUSTER, not total.get(GPU)
-        )
+        self._peers = PeerRequests(node, config.locality_wait, cluster_size, not small, not total.get(GPU))
         self._reporter = HeadReporter(self._views, self._queue, self._requests, self._reclaimer, self._peers)
         self._bundles = BundleManager(self.resources, self._queue, self._requests, self._leases, self._reporter)
         self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)
-        self._procs: dict[bytes, str] = {}
+        self._procs: dict[bytes, tuple[str, float]] = {}  # its kind, and when it joined
         self._leaving = False
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.RequestLeases: self._request_leases,
@@ -144,7 +137,7 @@ class LocalLeaseManager:
 
     def process_joined(self, now: float, proc: bytes, kind: str, pid: int) -> list[Effect]:
         """A process of this node was welcomed. kind: "driver", "attached" or "worker"."""
-        self._procs[proc] = kind
+        self._procs[proc] = kind, now
         out: list[Effect] = []
         if kind == "worker":
             allocation = self.pool.worker_joined(now, proc, pid)
@@ -156,7 +149,9 @@ class LocalLeaseManager:
 
     def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
         """A process of this node is dead; `reason` says how it died ("killed by signal 9", "exit code 1")."""
-        self._procs.pop(proc, None)
+        kind, joined = self._procs.pop(proc, ("", now))
+        if kind in (m.DRIVER, m.ATTACHED):
+            self.ended.add_driver(now, proc, joined)
         out: list[Effect] = []
         worker = self.pool.remove_worker(proc)
         if worker is not None:
@@ -499,7 +494,7 @@ class LocalLeaseManager:
         if msg.job.preload and (before is None or before.preload != msg.job.preload):
             out = [Preload(msg.job.preload, msg.job.env), *self.pool.replace_idle_workers()]
         if before is None or structs.replace(before, preload=msg.job.preload) != msg.job:
-            out += [Send(proc, msg) for proc, kind in self._procs.items() if kind == m.WORKER]
+            out += [Send(proc, msg) for proc, (kind, _) in self._procs.items() if kind == m.WORKER]
         return out
 
     def _worker_start_failed(self, now: float, worker: WorkerProcess, reason: str) -> None:

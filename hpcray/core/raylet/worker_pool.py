@@ -498,7 +498,7 @@ class WorkerPool:
 
 
 # ------------------------------------------------------------ ended workers
-# The workers of one node that have ended, and how, in Ray's words.
+# The workers of one node that have ended, and how, in Ray's words; and its drivers.
 
 
 ENDED_KEPT = 1000
@@ -507,10 +507,11 @@ INTENDED_USER_EXIT, INTENDED_SYSTEM_EXIT = "INTENDED_USER_EXIT", "INTENDED_SYSTE
 
 
 class EndedWorkers:
-    """The last `ENDED_KEPT` of them."""
+    """The last `ENDED_KEPT` of either."""
 
     def __init__(self) -> None:
         self._rows: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_KEPT)
+        self._drivers: deque[tuple[float, dict[str, Any]]] = deque(maxlen=ENDED_KEPT)
 
     def add(self, now: float, worker: WorkerProcess, reason: str) -> None:
         """Keep a worker that has died, as it was; `reason` says how its process ended."""
@@ -520,6 +521,14 @@ class EndedWorkers:
         row = {"proc": worker.proc, "pid": worker.pid, "actor": actor, "exit_type": kind, "exit_detail": detail}
         row["lived"] = now - worker.joined if worker.joined else None
         self._rows.append((now, row))
+
+    def add_driver(self, now: float, proc: bytes, joined: float) -> None:
+        """Keep that a driver has left, or died; `joined`: when it came."""
+        self._drivers.append((now, {"proc": proc, "lived": now - joined}))
+
+    def drivers(self, now: float) -> list[dict[str, Any]]:
+        """Return one row for each of the last drivers that have left, the earliest first."""
+        return [{**row, "seconds": now - at} for at, row in self._drivers]
 
     def rows(self, now: float) -> list[dict[str, Any]]:
         """Return one row for each, the earliest first. seconds: since its end."""
@@ -547,7 +556,8 @@ def exit_of(worker: WorkerProcess, reason: str) -> tuple[str, str]:
         if worker.state == BUSY:
             return INTENDED_USER_EXIT, f"{USER_EXIT} Its last call is over (max_calls), or raised SystemExit(0)."
         return INTENDED_SYSTEM_EXIT, "Worker exits because it was idle for a long time."
-    return SYSTEM_ERROR, f"Worker exits unexpectedly: {reason}"
+    hint = "; hint: perhaps the kernel's OOM killer ended it, see dmesg" if "SIGKILL" in reason else ""
+    return SYSTEM_ERROR, f"Worker exits unexpectedly: {reason}{hint}"
 
 
 # ------------------------------------------------------------ worker killing policy

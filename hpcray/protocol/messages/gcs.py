@@ -77,12 +77,14 @@ class BecomeActor(Struct, array_like=True, tag=43):
 
 class ActorReady(Struct, array_like=True, tag=44):
     """worker→g: the constructor has returned. error: b"" or the pickled exception of the constructor
-    (`protocol.serialization` error blob). pid: of the worker."""
+    (`protocol.serialization` error blob). pid: of the worker. repr_name: the object's repr, where its class has one of
+    its own."""
 
     actor: bytes
     error: bytes
     borrowed: list[bytes]
     pid: int = 0
+    repr_name: str = ""
 
 
 class ActorGone(Struct, array_like=True, tag=45):

@@ -239,10 +239,10 @@ class ObjectRef(Generic[T_co]):
         return future
 
     def as_future(self) -> asyncio.Future[T_co]:
-        """An asyncio future of the running loop."""
+        """An asyncio future of the running loop; where none runs, of the one that this thread will run."""
         import asyncio  # here, as few programs need it, and it takes long
 
-        loop = asyncio.get_running_loop()
+        loop = asyncio.get_event_loop()
         future: asyncio.Future[T_co] = loop.create_future()
         process = require_context()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from hpcray.common.exceptions import TaskPlacementGroupRemoved
+from hpcray.common.exceptions import GroupAlreadyExistsError, TaskPlacementGroupRemoved
 from hpcray.common.ids import HEAD, PUT_INDEX
 from hpcray.common.resources import CAPTURING, Resources, group_of, plain
 from hpcray.core.core_worker.object_table import Waiter
@@ -61,7 +61,7 @@ class PlacementGroupClient:
         """Have the head register a group. One with a name is registered when this returns.
 
         Raises:
-            ValueError: the name is taken.
+            GroupAlreadyExistsError: the name is taken.
         """
         with self._engine.lock:
             self._context.check_alive()
@@ -72,7 +72,7 @@ class PlacementGroupClient:
                 return
             reply = self._gcs.ask(lambda request: m.CreateGroup(request, spec))
         if not reply.ok:
-            raise ValueError(reply.value.decode())
+            raise GroupAlreadyExistsError(reply.value.decode())
 
     def remove(self, group: bytes) -> None:
         """Have the head remove a group."""

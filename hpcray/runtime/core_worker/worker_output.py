@@ -102,6 +102,11 @@ class WorkerOutputPrinter:
         self._silent: set[bytes] = set()
         self._flushed = threading.Event()
         self._progress = 0
+        self._bare = False
+
+    def drop_prefixes(self) -> None:
+        """Show lines as they are from now on: what the job's `LoggingConfig` writes says itself where it comes from."""
+        self._bare = True
 
     def on_message(self, src: bytes, msg: m.WorkerOutput | m.OutputFlushed) -> None:
         """Take output, or the word that there is no more (lock held)."""
@@ -176,7 +181,7 @@ class WorkerOutputPrinter:
 
     def _show_all(self, batches: list[LogBatch]) -> None:
         for batch in batches:
-            self._show({**batch, "localhost": node_ip_address()})
+            self._show({**batch, "localhost": node_ip_address(), "bare": self._bare})
 
     def _patience(self) -> float | None:
         times = [self._lines.next_overdue(), *(counter.next_expiry() for counter in self._counters.values())]
@@ -206,7 +211,8 @@ def print_worker_logs(
     """
     setting = os.environ.get("RAY_COLOR_PREFIX")
     colored = (setting != "0") if colored is None else colored and setting != "0"
-    ignore_prefix = ignore_prefix or os.environ.get("RAY_DISABLE_WORKER_LOG_PREFIX", "0") in ("1", "true", "True")
+    asked = os.environ.get("RAY_DISABLE_WORKER_LOG_PREFIX") in ("1", "true", "True")
+    bare = asked or ignore_prefix or batch.get("bare")
     pid = batch.get("pid")
     name = batch.get("actor_name") or batch.get("task_name")
     title = "" if pid in ("autoscaler", "raylet") else f"{plain_text(name)} pid=" if name else "pid="
@@ -219,7 +225,7 @@ def print_worker_logs(
         for line in lines:
             text = line.split(LOG_PREFIX_INFO_MESSAGE)[1] if LOG_PREFIX_INFO_MESSAGE in line else line
             color, plain = (_color_of(pid, line, setting == "1"), _RESET) if colored else ("", "")
-            prefix = "" if ignore_prefix else f"{color}({title}{pid}{where}){plain} "
+            prefix = "" if bare else f"{color}({title}{pid}{where}){plain} "
             print(f"{prefix}{text}", file=print_file)
         if hasattr(print_file, "flush"):
             print_file.flush()

@@ -266,21 +266,11 @@ class Raylet:
     def welcome(self, proc: bytes) -> m.Welcome:
         context = self.context
         return m.Welcome(
-            proc,
-            context.info.node_id,
-            context.session_dir,
-            context.info.arena_size,
-            context.cluster_size,
-            context.info.host,
-            self.lease_manager.job,
-            context.config.as_dict(),
-            self.run_info,
-            self.head_location.node,
-            self.neighbor_dirs,
-            self.spill_io.overflow_path,
-            context.reserve,
+            proc, context.info.node_id, context.session_dir, context.info.arena_size, context.cluster_size,
+            context.info.host, self.lease_manager.job, context.config.as_dict(), self.run_info,
+            self.head_location.node, self.neighbor_dirs, self.spill_io.overflow_path, context.reserve,
             self.store.lifecycle.places,
-        )
+        )  # fmt: skip
 
     def joined(self, proc: bytes, kind: str, pid: int) -> None:
         self.apply(self.lease_manager.process_joined(self.loop.now, proc, kind, pid))

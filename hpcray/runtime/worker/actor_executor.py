@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from hpcray.common.exceptions import ActorDiedError, AsyncioActorExit, TaskCancelledError, remote_traceback
 from hpcray.common.ids import HEAD, TaskID, raylet_of
+from hpcray.common.terminal_text import plain
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.platform.sockets import node_ip_address
 from hpcray.protocol import messages as m
@@ -104,7 +105,8 @@ class ActorExecutor:
                 engine.wait(Waiter(), time.monotonic() + 0.01)
             if error:
                 engine.send(raylet_of(process.node), m.ActorLeaving(spec.actor, m.CONSTRUCTOR_RAISED))
-            engine.send(HEAD, m.ActorReady(spec.actor, error, [], os.getpid()))
+            name = "" if self.shown_name == spec.class_name else plain(self.shown_name)[:1000]
+            engine.send(HEAD, m.ActorReady(spec.actor, error, [], os.getpid(), name))
             engine.flush()
 
     def _load_class(self) -> Any:
