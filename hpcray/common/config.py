@@ -195,8 +195,8 @@ class Config:
         spread_threshold: share of a node's resources up to which tasks stay where they are submitted, and the head
             packs tasks and actors there; then it takes the least used node. (RAY_scheduler_spread_threshold)
         labels: of this node, as `region=us,rack=12`, for `label_selector`.
-        end_note: what stands, as it is, behind the reason of the end of this node where nobody has ordered it: whoever
-            has started the node may know what ends such nodes, and what helps.
+        end_note: text behind the reason of the end of this node where no request has ended it, as it is: the starter of
+            a node may know what ends such nodes, and what helps.
         topology: a file that says which nodes share a switch or a block, in the form of Slurm's topology.conf or
             topology.yaml; "": what the batch system says (`docs/how-to/topology.md`).
         rack_pattern: a regular expression that finds the rack in the name of a host, such as `(r[0-9]+)`; "": none.

@@ -150,7 +150,7 @@ _RUN = (
     "sys.modules.setdefault('hpcray', module_from_spec(find_spec('hpcray'))); "
     f"from {__name__} import guard; guard(*sys.argv[1:])"
 )
-"""It waits for hours, mostly: without the imports of `import hpcray`, which are for users' programs."""
+"""Code of the guard. It waits for hours, mostly, without the imports of `import hpcray`, which are for programs."""
 _BEGIN_WITHIN = 20
 _BEGUN = 3.0
 """Seconds that `ray start` waits for that: it takes a third of one, and more on a busy host."""

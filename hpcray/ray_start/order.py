@@ -32,7 +32,7 @@ END_NOTE = (
     "; `ray start` was called in a step of Slurm's without --block: where the site kills what a step leaves at its "
     "end, as with cgroups, the node ends with its step; hint: ray start --block"
 )
-"""What stands behind the reason of the end of such a node, in all errors and logs (the setting `end_note`)."""
+"""Text behind the reason of the end of such a node, in all errors and logs (the setting `end_note`)."""
 _ORDERED = "it was sent SIG"
 
 

@@ -243,8 +243,8 @@ class NodeStart:
                     guard.close()
 
     def _guard(self, session_dir: str) -> Guard | None:
-        """What removes this node's files where the site kills all that a step leaves. Where its step stays, it is
-        killed with it only by cgroups."""
+        """The guard that removes this node's files where the site kills all that a step leaves. A step that stays is
+        killed so by cgroups only."""
         kind, _, job = self._request.allocation.partition("-")
         wanted = launch_config(self._request.environ).start_guard and (not self._block or self._call.in_step)
         if kind != "slurm" or not wanted or shutil.which("srun") is None:
