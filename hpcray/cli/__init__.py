@@ -1,10 +1,11 @@
 """Command lines: `hpcray` (`__main__`, a table of what other modules hold) and `hpcray-launch` (`launch`).
 
-Here is what both have, and what loads nothing of hpcray's: types of options, and `--version`.
+Here is what they share, and what loads nothing of hpcray's: types of options, `--version` and `--json`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -35,3 +36,29 @@ version_option = click.Option(
     ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 """The option `--version` of `hpcray` and `hpcray-launch`."""
+
+
+# ------------------------------------------------------------ JSON
+# What every command has for programs: with `--json` its standard output holds one value, or where it is a stream one
+# value a line, and nothing else. Where it fails, that is said on standard error and by the exit code.
+
+JSON_HELP = "Print JSON: "
+
+
+def json_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--json` of a command, as a decorator.
+
+    Args:
+        what: what it prints; the table of all commands in the documentation is made of it.
+    """
+    return click.option("--json", "as_json", is_flag=True, help=f"{JSON_HELP}{what}.")
+
+
+def print_json(value: Any) -> None:
+    """Print the one value of a command."""
+    click.echo(json.dumps(value, indent=1))
+
+
+def print_record(**fields: Any) -> None:
+    """Print one record of a stream, in one line, at once."""
+    click.echo(json.dumps(fields))

@@ -60,6 +60,16 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 _COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 
+WITHOUT_JSON = {
+    "attach": "a session of IPython, whose output is the user's",
+    "bridge": "carries the bytes of an attached driver",
+    "dashboard": "serves a page until Ctrl-C; what the page shows is in `status`, `top`, `list` and `why`",
+    "join": "becomes a node, until the job ends; `nodes add` returns",
+    "serve": "the command line of Ray Serve, with its own options",
+}
+"""The commands that have no `--json`, each with the reason."""
+
+
 class _Commands(click.Group):
     """The commands. Where one cannot read or write a file, the message has its name and the reason."""
 
