@@ -30,10 +30,13 @@ from hpcray.history.runs import Run, history_root, jobs_meant, runs
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs, query_states
 from hpcray.jobs.submission import (
     LOCAL,
+    JobPreview,
     check_request,
     choose_executor,
     client_mode_command,
+    preview,
     with_configured_place,
+    words_of,
 )
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
@@ -80,13 +83,14 @@ Row = dict[str, Any]
     help="Where the script runs: on the job's first node, or on this machine, with the nodes elsewhere.",
 )
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
-@json_option("an object: the job, with --wait its state and exit code")
+@click.option("--dry-run", is_flag=True, help="Print the batch script, or the command on this machine; submit nothing.")
+@json_option("an object: the job, with --wait its state and exit code; with --dry-run the script and commands")
 @_FOLDER
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def submit(
     script: str, args: tuple[str, ...], limit: str | None, variables: tuple[str, ...], extra: tuple[str, ...],
-    wait: bool, driver: str, module: bool, as_json: bool, **options: Any,
+    wait: bool, driver: str, module: bool, dry_run: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a script as a job of several hpcray nodes; what follows SCRIPT belongs to it. Prints the job's id.
 
@@ -105,11 +109,19 @@ def submit(
                 raise SubmitError(f"--driver here needs Slurm, and this would run in {kind}; hint: --driver batch")
             request = with_configured_place(request) if kind == SLURM else request
             line, environ = client_mode_command(words, request, kind)
+            if dry_run:
+                provider = f"HPCRAY_NODE_PROVIDER={kind}"
+                found = JobPreview(kind, "", (), ("env", provider, *words_of(request.env), *line))
+                _print_preview(found, as_json)
+                return
             if as_json:
                 raise click.UsageError("--json: with --driver here standard output is the program's")
             sys.stdout.flush()
             os.execve(line[0], line, environ)
         options |= {"time": limit, "env": dict(map(_pair, variables)), "sbatch": sbatch}
+        if dry_run:
+            _print_preview(preview(*words, **options), as_json)
+            return
         job = submit_job(*words, **options)
         said = f"{job.name}: {job.nodes} node(s), {job.executor}; hpcray logs -f {job.job_id}"
         code = None
@@ -127,6 +139,19 @@ def submit(
 def _submitted(job: SubmittedJob[Any], code: int | None, ended: bool) -> dict[str, Any]:
     known = {"job_id": job.job_id, "name": job.name, "executor": job.executor, "nodes": job.nodes}
     return {**known, "folder": str(job.folder), **({"state": job.state, "exit_code": code} if ended else {})}
+
+
+def _print_preview(found: JobPreview, as_json: bool) -> None:
+    """The batch script, and in comments how it is submitted, and what it runs; or the command on this machine."""
+    command, by = shlex.join(found.command), shlex.join(found.submit)
+    if as_json:
+        row = {"executor": found.executor, "script": found.script or None}
+        print_json({**row, "submit": list(found.submit) or None, "command": list(found.command)})
+    elif not found.script:
+        click.echo(plain(command))
+    else:
+        click.echo(plain(found.script.rstrip(), lines=True))
+        click.echo(f"\n# it is submitted with: {plain(by)}\n# it runs: {plain(command)}")
 
 
 @click.group(invoke_without_command=True)
