@@ -139,7 +139,7 @@ def commands() -> str:
     parts = [
         f"{NOTE}\n# Commands\n\nWhat `--help` of each command prints, as tables: `hpcray-launch`, then each subcommand "
         "of `hpcray`. An option that may be repeated is marked with *….*\n",
-        f"\n## JSON\n\n{joined(JSON_OF_COMMANDS)}\n\n{json_table(hpcray)}",
+        f"\n## JSON\n\n{joined(JSON_OF_COMMANDS)}\n\n{json_table(hpcray)}\n{joined(PLAIN_OUTPUT)}\n",
     ]
     parts += [command_section(command, path) for path, command in [("hpcray-launch", launch.COMMAND), *tree_of(hpcray)]]
     return "".join(parts)
@@ -149,6 +149,13 @@ JSON_OF_COMMANDS = """
 With `--json` the standard output of a command holds one value, or where it is a stream one value a line, and nothing
 else; errors are on standard error, and in the exit code. What is in a value may get further fields, and keeps those
 that it has.
+"""
+
+
+PLAIN_OUTPUT = """
+Output that goes to no terminal is plain: a row of a table is one line, nothing is cut, and nothing coloured. `NO_COLOR`
+turns colours off on a terminal too, `FORCE_COLOR` turns them on elsewhere; neither counts where it is empty, and
+`NO_COLOR` counts more.
 """
 
 

@@ -1,12 +1,12 @@
 """Command lines: `hpcray` (`__main__`, a table of what other modules hold) and `hpcray-launch` (`launch`).
 
-Here is what they share, and what loads nothing of hpcray's: types of options, `--version` and `--json`.
+Here is what they share, and what loads nothing of hpcray's: types of options, `--version`, `--json` and colours.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -62,3 +62,15 @@ def print_json(value: Any) -> None:
 def print_record(**fields: Any) -> None:
     """Print one record of a stream, in one line, at once."""
     click.echo(json.dumps(fields))
+
+
+# ------------------------------------------------------------ colours
+
+
+def colour_wanted(environ: Mapping[str, str]) -> bool | None:
+    """Return whether output is coloured: not with NO_COLOR, else with FORCE_COLOR; None: on a terminal.
+
+    Each counts where it is not empty (https://no-color.org, https://force-color.org). The commands set their click
+    context's `color` to it, which click and the tables of `state/reports.py` follow.
+    """
+    return False if environ.get("NO_COLOR") else True if environ.get("FORCE_COLOR") else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import click
 
-from hpcray.cli import version_option
+from hpcray.cli import colour_wanted, version_option
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
@@ -106,7 +107,9 @@ def main() -> None:
 
     To start a program, see: hpcray-launch --help
     """
-    if click.get_current_context().invoked_subcommand not in ("doctor", "version"):
+    context = click.get_current_context()
+    context.color = colour_wanted(os.environ)
+    if context.invoked_subcommand not in ("doctor", "version"):
         from hpcray.cli.job_option import check_configuration
 
         check_configuration()

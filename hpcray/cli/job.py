@@ -48,7 +48,8 @@ def _command(function: Callable[..., None]) -> click.Command:
         **options: Any,
     ) -> None:  # fmt: skip
         context = click.get_current_context()
-        context.color = _COLORS[log_color.lower()]
+        chosen = _COLORS[log_color.lower()]
+        context.color = context.color if chosen is None else chosen
         context.meta[_RECORDS], context.meta[_SILENT] = log_style.lower() == "record", options["as_json"]
         address = replaced_by_variables(address)
         if address is not None and address.startswith(_SLURM):

@@ -104,7 +104,7 @@ LINES_OF_CODE = {
     "ray_start": 2036,
     "runtime": 12768,
     "runtime_env": 1837,
-    "state": 4024,
+    "state": 4038,
     "tensors": 3318,
     "top": 1181,
     "topology": 417,
