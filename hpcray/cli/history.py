@@ -14,9 +14,9 @@ import click
 
 from hpcray.cli import json_option, print_json, print_record
 from hpcray.cli.job_option import job_option, submitted_job
-from hpcray.common.figures import quantile
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
+from hpcray.diagnostics.figures_gathering import quantile
 from hpcray.history.job_history import JobHistory, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
@@ -194,10 +194,11 @@ def _print_counts(found: dict[str, dict[str, Any]]) -> None:
 def _print_functions(history: JobHistory, found: dict[str, dict[str, Any]]) -> None:
     functions, rows = history.functions(), []
     for name, row in sorted(found.items(), key=lambda item: -functions.get(item[0], [0, 0, 0, {}])[2]):
-        ended, _, us, buckets = functions.get(name, [0, 0, 0, {}])
+        known = functions.get(name, [0, 0, 0, {}])
+        us, buckets = known[2:]
         counts = ", ".join(f"{state}: {count}" for state, count in row["state_counts"].items())
-        times = [f"{us / 1e6:.3g} s", _seconds(quantile(buckets, 0.5)), _seconds(quantile(buckets, 0.99))]
-        rows.append([name, counts, *(times if ended else ["", "", ""])])
+        times = [f"{us / 1e6:.3g} s", _seconds(quantile(known, 0.5)), _seconds(quantile(known, 0.99))]
+        rows.append([name, counts, *(times if buckets else ["", "", ""])])
     print_table(["name", "counts", "time in all", "median", "99 %"], rows)
 
 
@@ -335,7 +336,7 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     result = outcome(history, ask_slurm(history))
     if as_json:
         functions = {
-            name: {"ended": row[0], "failed": row[1], "seconds": row[2] / 1e6, "median": quantile(row[3], 0.5)}
+            name: {"ended": row[0], "failed": row[1], "seconds": row[2] / 1e6, "median": quantile(row, 0.5)}
             for name, row in history.functions().items()
         }
         known = {"job": history.run.job, "run": history.run.name, "state": result.state, "cause": result.cause}

@@ -111,7 +111,7 @@ def _print(use: JobUse, text: str, began: float, as_json: bool) -> None:
         print(f"hpcray: {text}", file=sys.stderr, flush=True)
         return
     functions = [{"name": one.name, **_counts([one])} for one in use.functions]
-    lost = sum(bool(one.problem) for one in use.nodes)
+    lost = sum(bool(one.problem) and not one.left for one in use.nodes)
     print_record(
         time=use.time, seconds=use.time - began, left=use.left, nodes=len(use.nodes), lost=lost,
         **_counts(use.functions), functions=functions,
@@ -131,7 +131,7 @@ def progress_text(use: JobUse, seconds: float, width: int | None) -> str:
     """
     whole = FunctionUse("", *(sum(getattr(one, name) for one in use.functions) for name in _COUNTS))
     left = f", {format_duration(use.left)} left" if use.left is not None else ""
-    lost = sum(bool(one.problem) for one in use.nodes)
+    lost = sum(bool(one.problem) and not one.left for one in use.nodes)
     parts = [f"{whole.ended - whole.failed} done", f"{whole.running} running"]
     parts += [f"{whole.queued} queued"] if whole.queued else []
     parts += [f"{whole.failed} failed"] if whole.failed else []
