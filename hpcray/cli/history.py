@@ -21,6 +21,7 @@ from hpcray.history.job_history import JobHistory, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
+from hpcray.jobs.submitted_job import JobRecord
 from hpcray.processes.running_jobs import running_jobs
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.reports import format_duration, print_table, print_text
@@ -46,7 +47,7 @@ def _ended_run(wanted: str) -> Run | None:
     if wanted == "auto" or parse_cluster_address(wanted) is not None:
         return None
     name = wanted.removeprefix("slurm://")
-    found = find_runs(history_root(os.environ), name) or _runs_called(name)
+    found = runs_meant(name)
     if not found:
         return None
     newest = found[0]
@@ -71,14 +72,29 @@ def _runs_called(name: str) -> list[Run]:
         return []
     if jobs_meant(name, active_jobs(), lambda job: JobNames((job.job_id,), (job.name,))):
         return []
-    root = history_root(os.environ)
-    if (submitted := submitted_job(name)) is not None:
-        return find_runs(root, submitted)
+    root, submitted = history_root(os.environ), submitted_job(name)
+    if submitted is not None and (found := find_runs(root, submitted.job_id)):
+        return found  # of Slurm: the history has its id
+    known = [(run, JobHistory(run, whole=False)) for run in runs(root)]
+    if submitted is not None:
+        own = submitted.folder.name
+        return [run for run, history in known if os.path.basename(history.submitted) == own]
+    return [run for run, _ in jobs_meant(name, known, _names_of)]
 
-    def called(run: Run) -> JobNames:
-        return JobNames((run.job, run.name), program_names(JobHistory(run, whole=False).program.split()))
 
-    return jobs_meant(name, runs(root), called)
+def _names_of(one: tuple[Run, JobHistory]) -> JobNames:
+    """The names of a run, with those of the submitted job that it is of, wherever that is kept."""
+    run, history = one
+    ids, names = (run.job, run.name), program_names(history.program.split())
+    record = JobRecord.read(Path(history.submitted)) if history.submitted else None
+    if record is not None:
+        return JobNames((*ids, record.job_id, os.path.basename(history.submitted)), (record.name, *names))
+    return JobNames(ids, names)
+
+
+def runs_meant(name: str) -> list[Run]:
+    """The runs, ended or not, that an id or a name of a job means, the newest first."""
+    return find_runs(history_root(os.environ), name) or _runs_called(name)
 
 
 def _heading(history: JobHistory) -> str:
@@ -436,7 +452,7 @@ def report(address: str, against: str | None, redact: bool, as_json: bool, file:
     history = JobHistory(run)
     other = None
     if against is not None:
-        found = find_runs(history_root(os.environ), against)
+        found = runs_meant(against)
         if not found:
             raise click.ClickException(f"--against: there is no history of a job {against!r}; hint: hpcray jobs")
         other = JobHistory(found[0])
@@ -475,7 +491,7 @@ def remove_history(job_ids: tuple[str, ...], as_json: bool) -> None:
     wrong = []
     removed: list[Run] = []
     for job_id in job_ids:
-        found = find_runs(history_root(os.environ), job_id)
+        found = runs_meant(job_id)
         ended = [
             run for run in found if run.name not in live and outcome(JobHistory(run, whole=False)).state != RUNNING
         ]

@@ -371,13 +371,14 @@ def _add_ended(rows: list[Row], most: int | None) -> None:
     """Add the jobs that have left a history, and what it says to those that are listed already."""
     known = {row["run"] for row in rows if row["run"]}
     listed: dict[str, Row] = {row["job_id"]: row for row in rows}
+    by_folder = {os.path.basename(row["folder"]): row for row in rows if row["folder"]}
     found = [run for run in runs(history_root(os.environ)) if run.name not in known][:most]
     histories = [(run, JobHistory(run, whole=False)) for run in found]
     in_slurm = [run.job for run, history in histories if run.job not in listed and _of_slurm(history)]
     slurm_states = query_states(list(dict.fromkeys(in_slurm)))
     for run, history in histories:
         result = outcome(history)
-        row = listed.get(run.job)
+        row = listed.get(run.job) or by_folder.get(os.path.basename(history.submitted))
         if row is None:
             row = _ended_row(run, history, slurm_states.get(run.job, "") or result.state)
             rows.append(row)
