@@ -138,10 +138,41 @@ def commands() -> str:
 
     parts = [
         f"{NOTE}\n# Commands\n\nWhat `--help` of each command prints, as tables: `hpcray-launch`, then each subcommand "
-        "of `hpcray`. An option that may be repeated is marked with *….*\n"
+        "of `hpcray`. An option that may be repeated is marked with *….*\n",
+        f"\n## JSON\n\n{joined(JSON_OF_COMMANDS)}\n\n{json_table(hpcray)}\n{joined(PLAIN_OUTPUT)}\n",
     ]
     parts += [command_section(command, path) for path, command in [("hpcray-launch", launch.COMMAND), *tree_of(hpcray)]]
     return "".join(parts)
+
+
+JSON_OF_COMMANDS = """
+With `--json` the standard output of a command holds one value, or where it is a stream one value a line, and nothing
+else; errors are on standard error, and in the exit code. What is in a value may get further fields, and keeps those
+that it has.
+"""
+
+
+PLAIN_OUTPUT = """
+Output that goes to no terminal is plain: a row of a table is one line, nothing is cut, and nothing coloured. `NO_COLOR`
+turns colours off on a terminal too, `FORCE_COLOR` turns them on elsewhere; neither counts where it is empty, and
+`NO_COLOR` counts more.
+"""
+
+
+def json_table(group: click.Group) -> str:
+    """What each command prints with `--json`; of those without it, why."""
+    from hpcray.cli import JSON_HELP
+    from hpcray.cli.__main__ import WITHOUT_JSON
+
+    rows = []
+    for path, command in tree_of(group):
+        found = next((param for param in command.params if "--json" in param.opts), None)
+        if isinstance(found, click.Option):
+            what = joined(found.help or "").removeprefix(JSON_HELP).rstrip(".")
+        else:
+            what = f"none: {WITHOUT_JSON[path.partition(' ')[2]]}"
+        rows.append([f"`{path}`", what])
+    return table(["command", "standard output with `--json`"], *rows)
 
 
 def tree_of(group: click.Group, path: str = "hpcray") -> Iterator[tuple[str, click.Command]]:

@@ -1,11 +1,12 @@
 """Command lines: `hpcray` (`__main__`, a table of what other modules hold) and `hpcray-launch` (`launch`).
 
-Here is what both have, and what loads nothing of hpcray's: types of options, and `--version`.
+Here is what they share, and what loads nothing of hpcray's: types of options, `--version`, `--json` and colours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import click
@@ -35,3 +36,41 @@ version_option = click.Option(
     ["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
 )
 """The option `--version` of `hpcray` and `hpcray-launch`."""
+
+
+# ------------------------------------------------------------ JSON
+# What every command has for programs: with `--json` its standard output holds one value, or where it is a stream one
+# value a line, and nothing else. Where it fails, that is said on standard error and by the exit code.
+
+JSON_HELP = "Print JSON: "
+
+
+def json_option(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the option `--json` of a command, as a decorator.
+
+    Args:
+        what: what it prints; the table of all commands in the documentation is made of it.
+    """
+    return click.option("--json", "as_json", is_flag=True, help=f"{JSON_HELP}{what}.")
+
+
+def print_json(value: Any) -> None:
+    """Print the one value of a command."""
+    click.echo(json.dumps(value, indent=1))
+
+
+def print_record(**fields: Any) -> None:
+    """Print one record of a stream, in one line, at once."""
+    click.echo(json.dumps(fields))
+
+
+# ------------------------------------------------------------ colours
+
+
+def colour_wanted(environ: Mapping[str, str]) -> bool | None:
+    """Return whether output is coloured: not with NO_COLOR, else with FORCE_COLOR; None: on a terminal.
+
+    Each counts where it is not empty (https://no-color.org, https://force-color.org). The commands set their click
+    context's `color` to it, which click and the tables of `state/reports.py` follow.
+    """
+    return False if environ.get("NO_COLOR") else True if environ.get("FORCE_COLOR") else None

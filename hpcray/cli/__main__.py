@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import os
 from typing import Any
 
 import click
 
-from hpcray.cli import version_option
+from hpcray.cli import colour_wanted, version_option
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
@@ -60,6 +61,16 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
 _COMMANDS = {name: row for rows in GROUPS.values() for name, row in rows.items()}
 
 
+WITHOUT_JSON = {
+    "attach": "a session of IPython, whose output is the user's",
+    "bridge": "carries the bytes of an attached driver",
+    "dashboard": "serves a page until Ctrl-C; what the page shows is in `status`, `top`, `list` and `why`",
+    "join": "becomes a node, until the job ends; `nodes add` returns",
+    "serve": "the command line of Ray Serve, with its own options",
+}
+"""The commands that have no `--json`, each with the reason."""
+
+
 class _Commands(click.Group):
     """The commands. Where one cannot read or write a file, the message has its name and the reason."""
 
@@ -96,7 +107,9 @@ def main() -> None:
 
     To start a program, see: hpcray-launch --help
     """
-    if click.get_current_context().invoked_subcommand not in ("doctor", "version"):
+    context = click.get_current_context()
+    context.color = colour_wanted(os.environ)
+    if context.invoked_subcommand not in ("doctor", "version"):
         from hpcray.cli.job_option import check_configuration
 
         check_configuration()

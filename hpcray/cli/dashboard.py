@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import shutil
@@ -11,11 +10,11 @@ import socket
 import sys
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from hpcray.cli import top_cells
+from hpcray.cli import json_option, print_json, top_cells
 from hpcray.cli.history import ended_job, print_status
 from hpcray.cli.job_option import errors_as_messages, job, job_option, session_directory
 from hpcray.common.terminal_text import plain
@@ -153,7 +152,7 @@ _PLAIN_WIDTH = 200  # all columns
 @job_option
 @click.option("--interval", default=2.0, show_default=True, type=click.FloatRange(0.2), help="Seconds between samples.")
 @click.option("--once", is_flag=True, help="Print one sample, of two seconds, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one sample as JSON, and end.")
+@json_option("an object: one sample")
 def top(address: str, interval: float, once: bool, as_json: bool) -> None:
     """Show a running job live: nodes with CPU, memory, GPU, store and network; functions with times; actors; logs.
 
@@ -170,7 +169,7 @@ def top(address: str, interval: float, once: bool, as_json: bool) -> None:
             source.sample()
             time.sleep(interval)
             use = source.sample()
-            _print_json(use) if as_json else _print(use)
+            print_json(asdict(use)) if as_json else _print(use)
             return
         try:
             from hpcray.cli.top_app import TopApp
@@ -191,8 +190,3 @@ def _print(use: JobUse) -> None:
     whole = sum(one.total for one in use.functions)
     names = [name for name, _ in top_cells.function_columns(_PLAIN_WIDTH)]
     print_table(names, [top_cells.function_cells(one, _PLAIN_WIDTH, whole) for one in use.functions])
-
-
-def _print_json(use: JobUse) -> None:
-    found: dict[str, Any] = asdict(use)
-    click.echo(json.dumps(found, indent=1))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 
 import click
 
+from hpcray.cli import json_option, print_json
 from hpcray.cli.job_option import job, job_option
 from hpcray.common.terminal_text import plain
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -33,7 +33,7 @@ _INTERRUPTED = 130
 @job_option
 @click.argument("breakpoint_", metavar="[BREAKPOINT]", required=False)
 @click.option("--list", "only_list", is_flag=True, help="List what waits, and end.")
-@click.option("--json", "as_json", is_flag=True, help="List it as JSON, and end.")
+@json_option("a list of what waits, and no terminal is attached")
 @click.option("-v", "--verbose", is_flag=True, help="With ids.")
 def debug(address: str, breakpoint_: str | None, only_list: bool, as_json: bool, verbose: bool) -> None:
     """List the tasks and actors that wait at a `breakpoint()`, and attach this terminal to one: pdb, on any node.
@@ -43,7 +43,7 @@ def debug(address: str, breakpoint_: str | None, only_list: bool, as_json: bool,
     """
     with job(address) as process:
         if as_json:
-            click.echo(json.dumps([asdict(one) for one in list_all(process)], indent=1))
+            print_json([asdict(one) for one in list_all(process)])
         elif breakpoint_ is not None:
             found = list_all(process)
             chosen = _choose(found, breakpoint_)

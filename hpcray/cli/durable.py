@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import marshal
 import os
 import struct
@@ -14,6 +13,7 @@ from typing import NamedTuple
 
 import click
 
+from hpcray.cli import json_option, print_json
 from hpcray.common.config import parse_size
 from hpcray.common.terminal_text import plain
 from hpcray.durable.result_store import (
@@ -64,13 +64,13 @@ def durable() -> None:
 
 @durable.command()
 @_directory
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option("an object: the path, entries, bytes, files")
 def du(directory: str | None, as_json: bool) -> None:
     """Print how many results there are, and what they take."""
     with _opened(directory) as store:
         entries, size, files = store.totals()
         if as_json:
-            click.echo(json.dumps({"path": store.path, "entries": entries, "bytes": size, "files": files}))
+            print_json({"path": store.path, "entries": entries, "bytes": size, "files": files})
         else:
             click.echo(f"{entries:,} results, {size / 1e6:,.1f} MB in {files:,} files, {store.path}")
 
@@ -79,7 +79,7 @@ def du(directory: str | None, as_json: bool) -> None:
 @_directory
 @click.argument("name", required=False)
 @click.option("-n", "--limit", default=50, show_default=True, help="Number of results, the newest first.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option("a list of results")
 def ls(directory: str | None, name: str | None, limit: int, as_json: bool) -> None:
     """List results, those of the function NAME or all, the newest first."""
     with _opened(directory) as store:
@@ -94,7 +94,7 @@ def ls(directory: str | None, name: str | None, limit: int, as_json: bool) -> No
             if len(rows) >= limit:
                 break
         if as_json:
-            click.echo(json.dumps([_row(entry) for entry in rows], indent=1))
+            print_json([_row(entry) for entry in rows])
             return
         now = time.time()
         print_table(
@@ -115,8 +115,9 @@ def ls(directory: str | None, name: str | None, limit: int, as_json: bool) -> No
 
 @durable.command()
 @_directory
+@json_option("an object: the result, what its key was made of, the nearest other and what differs")
 @click.argument("key")
-def why(directory: str | None, key: str) -> None:
+def why(directory: str | None, key: str, as_json: bool) -> None:
     """Explain KEY, or the newest result of the function KEY: what it was made of, and how the nearest other differs.
 
     KEY is the beginning of a key, as `hpcray durable ls` shows it, or the name of a function.
@@ -125,9 +126,14 @@ def why(directory: str | None, key: str) -> None:
         entry = _find(store, key)
         if entry is None:
             raise click.ClickException(f"no result of the key or function {key!r} is kept in {store.path}")
+        other = nearest(store, entry)
+        if as_json:
+            differs = list(compare(store, entry, other)) if other is not None else []
+            found = {**_row(entry), "made_of": [" ".join(line.split()) for line in explain(store, entry)]}
+            print_json({**found, "nearest": other.key.hex() if other is not None else None, "differs": differs})
+            return
         for line in explain(store, entry):
             click.echo(plain(line))
-        other = nearest(store, entry)
         if other is None:
             click.echo("no other result of this function is kept")
             return
@@ -144,6 +150,7 @@ def why(directory: str | None, key: str) -> None:
 @click.option("--older", type=_Age(), metavar="TIME", help="Remove those that are older, such as 30d.")
 @click.option("--size", type=_Size(), metavar="SIZE", help="Remove the oldest, until the rest takes no more than this.")
 @click.option("--dry-run", is_flag=True, help="Print what would go.")
+@json_option("an object: the path, how many results are or would be removed, bytes that are free")
 def rm(
     directory: str | None,
     names: tuple[str, ...],
@@ -152,6 +159,7 @@ def rm(
     older: float | None,
     size: int | None,
     dry_run: bool,
+    as_json: bool,
 ) -> None:
     """Remove results: those of the functions NAMES, or with keys that begin so, or those that an option chooses.
 
@@ -176,11 +184,13 @@ def rm(
                 or place.time < oldest
             )
 
-        if dry_run:
-            click.echo(f"{_count(store, gone):,} results would go from {store.path}")
-            return
-        removed, freed = store.remove(gone)
-        click.echo(f"{removed:,} results are removed from {store.path}, {freed / 1e6:,.1f} MB are free")
+        removed, freed = (_count(store, gone), 0) if dry_run else store.remove(gone)
+        if as_json:
+            print_json({"path": store.path, "removed": removed, "bytes": freed, "dry_run": dry_run})
+        elif dry_run:
+            click.echo(f"{removed:,} results would go from {store.path}")
+        else:
+            click.echo(f"{removed:,} results are removed from {store.path}, {freed / 1e6:,.1f} MB are free")
 
 
 def _count(store: ResultStore, gone: Callable[[bytes, RecordPlace, Meta], bool]) -> int:

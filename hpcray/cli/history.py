@@ -12,14 +12,16 @@ from typing import Any
 
 import click
 
+from hpcray.cli import json_option, print_json, print_record
 from hpcray.cli.job_option import job_option, submitted_job
-from hpcray.common.figures import quantile
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
+from hpcray.diagnostics.figures_gathering import quantile
 from hpcray.history.job_history import JobHistory, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
+from hpcray.jobs.submitted_job import JobRecord
 from hpcray.processes.running_jobs import running_jobs
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.reports import format_duration, print_table, print_text
@@ -45,7 +47,7 @@ def _ended_run(wanted: str) -> Run | None:
     if wanted == "auto" or parse_cluster_address(wanted) is not None:
         return None
     name = wanted.removeprefix("slurm://")
-    found = find_runs(history_root(os.environ), name) or _runs_called(name)
+    found = runs_meant(name)
     if not found:
         return None
     newest = found[0]
@@ -70,14 +72,29 @@ def _runs_called(name: str) -> list[Run]:
         return []
     if jobs_meant(name, active_jobs(), lambda job: JobNames((job.job_id,), (job.name,))):
         return []
-    root = history_root(os.environ)
-    if (submitted := submitted_job(name)) is not None:
-        return find_runs(root, submitted)
+    root, submitted = history_root(os.environ), submitted_job(name)
+    if submitted is not None and (found := find_runs(root, submitted.job_id)):
+        return found  # of Slurm: the history has its id
+    known = [(run, JobHistory(run, whole=False)) for run in runs(root)]
+    if submitted is not None:
+        own = submitted.folder.name
+        return [run for run, history in known if os.path.basename(history.submitted) == own]
+    return [run for run, _ in jobs_meant(name, known, _names_of)]
 
-    def called(run: Run) -> JobNames:
-        return JobNames((run.job, run.name), program_names(JobHistory(run, whole=False).program.split()))
 
-    return jobs_meant(name, runs(root), called)
+def _names_of(one: tuple[Run, JobHistory]) -> JobNames:
+    """The names of a run, with those of the submitted job that it is of, wherever that is kept."""
+    run, history = one
+    ids, names = (run.job, run.name), program_names(history.program.split())
+    record = JobRecord.read(Path(history.submitted)) if history.submitted else None
+    if record is not None:
+        return JobNames((*ids, record.job_id, os.path.basename(history.submitted)), (record.name, *names))
+    return JobNames(ids, names)
+
+
+def runs_meant(name: str) -> list[Run]:
+    """The runs, ended or not, that an id or a name of a job means, the newest first."""
+    return find_runs(history_root(os.environ), name) or _runs_called(name)
 
 
 def _heading(history: JobHistory) -> str:
@@ -87,10 +104,6 @@ def _heading(history: JobHistory) -> str:
         return f"hpcray: job {name} has ended; as of {clock(history.last)}"
     before = max(0.0, history.run.changed - history.last)
     return f"hpcray: job {name}; as of {clock(history.last)}, {before:.0f} s before the last sign of life"
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=1))
 
 
 def _print_lines(lines: Iterable[str]) -> None:
@@ -115,7 +128,7 @@ def print_why(history: JobHistory, what: str | None, as_json: bool) -> None:
             f"the history has no task, actor or function {what!r}; hint: hpcray list tasks --job {history.run.job}"
         )
     if as_json:
-        _print_json([{"depth": depth, "text": text} for depth, text in lines])
+        print_json([{"depth": depth, "text": text} for depth, text in lines])
     else:
         name = f"job {history.run.job}, {_size_of(history)}, started {clock(history.started)}"
         _print_lines([name, *("  " * depth + text for depth, text in lines)])
@@ -179,7 +192,7 @@ def print_summary(history: JobHistory, kind: str, as_json: bool) -> None:
             "summary_by": "func_name",
         }  # fmt: skip
     if as_json:
-        _print_json({"summary": found, **totals})
+        print_json({"summary": found, **totals})
     else:
         _print_functions(history, found) if kind == "tasks" else _print_counts(found)
         print_text(", ".join(f"{name}: {value}" for name, value in totals.items()))
@@ -197,10 +210,11 @@ def _print_counts(found: dict[str, dict[str, Any]]) -> None:
 def _print_functions(history: JobHistory, found: dict[str, dict[str, Any]]) -> None:
     functions, rows = history.functions(), []
     for name, row in sorted(found.items(), key=lambda item: -functions.get(item[0], [0, 0, 0, {}])[2]):
-        ended, _, us, buckets = functions.get(name, [0, 0, 0, {}])
+        known = functions.get(name, [0, 0, 0, {}])
+        us, buckets = known[2:]
         counts = ", ".join(f"{state}: {count}" for state, count in row["state_counts"].items())
-        times = [f"{us / 1e6:.3g} s", _seconds(quantile(buckets, 0.5)), _seconds(quantile(buckets, 0.99))]
-        rows.append([name, counts, *(times if ended else ["", "", ""])])
+        times = [f"{us / 1e6:.3g} s", _seconds(quantile(known, 0.5)), _seconds(quantile(known, 0.99))]
+        rows.append([name, counts, *(times if buckets else ["", "", ""])])
     print_table(["name", "counts", "time in all", "median", "99 %"], rows)
 
 
@@ -282,7 +296,7 @@ def print_list(history: JobHistory, kind: str, filters: Sequence[str], limit: in
         rows = [row for row in rows if (str(row[column]) == value) == (test == "=")]
     shown = rows[:limit]
     if as_json:
-        _print_json(shown)
+        print_json(shown)
     else:
         columns = list(shown[0]) if shown else []
         print_table(columns, [[_cell(name, row[name]) for name in columns] for row in shown])
@@ -304,8 +318,8 @@ def _cell(name: str, value: Any) -> Any:
     return "" if value is None else value
 
 
-def print_timeline(history: JobHistory, file: str) -> None:
-    """Write the tasks that were noted to a file, in Chrome's trace format."""
+def print_timeline(history: JobHistory, file: str | None, as_json: bool = False) -> None:
+    """Write the tasks that were noted, as `write_timeline`."""
     rows = [
         {"ph": "X", "cat": "task", "name": row.name, "pid": f"node {row.node}", "tid": row.pid, "ts": row.start * 1e6,
          "dur": (row.end - row.start) * 1e6, "args": {"task_id": row.id.hex(), "failed": row.failed}}
@@ -316,9 +330,18 @@ def print_timeline(history: JobHistory, file: str) -> None:
          "dur": (history.last - since) * 1e6, "args": {"task_id": task.hex(), "running": True}}
         for process, task, name, since in history.running()
     ]  # fmt: skip
-    Path(file).write_text(json.dumps(rows))
-    click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
+    write_timeline(rows, file, as_json)
     _complain(history)
+
+
+def write_timeline(events: list[Row], file: str | None, as_json: bool) -> None:
+    """Write events in Chrome's trace format to a file, or to standard output, or to both."""
+    if file is not None:
+        Path(file).write_text(json.dumps(events))
+    if as_json:
+        print_json(events)
+    else:
+        click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
 
 
 # ---------------------------------------------------------------- status, top, memory, stack, logs
@@ -329,12 +352,12 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     result = outcome(history, ask_slurm(history))
     if as_json:
         functions = {
-            name: {"ended": row[0], "failed": row[1], "seconds": row[2] / 1e6, "median": quantile(row[3], 0.5)}
+            name: {"ended": row[0], "failed": row[1], "seconds": row[2] / 1e6, "median": quantile(row, 0.5)}
             for name, row in history.functions().items()
         }
         known = {"job": history.run.job, "run": history.run.name, "state": result.state, "cause": result.cause}
         times = {"started": history.started, "last": history.last}
-        _print_json({**known, **times, "nodes": _rows_of(history, "nodes"), "functions": functions})
+        print_json({**known, **times, "nodes": _rows_of(history, "nodes"), "functions": functions})
         return
     print_text(f"job {history.run.job}: {result.state}: {result.cause}")
     nodes = _rows_of(history, "nodes")
@@ -359,7 +382,7 @@ def print_memory(history: JobHistory, as_json: bool) -> None:
             "on_disk_most": max(s["on_disk"] for s in stores),
         })  # fmt: skip
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
         sizes = ("most_memory", "limit", "store_most", "store_last", "store_size", "on_disk_most")
         cells = [[format_size(row[name]) if name in sizes else row[name] for name in row] for row in rows]
@@ -371,14 +394,14 @@ def print_running(history: JobHistory, as_json: bool) -> None:
     """The tasks that ran when the processes were heard of last; a history has no stacks."""
     rows = [row for row in _rows_of(history, "tasks") if row["state"] == "RUNNING"]
     if as_json:
-        _print_json(rows)
+        print_json(rows)
         return
     click.echo("a history has no stacks; when the processes were heard of last, these tasks ran:")
     names = ("task_id", "name", "start", "node", "pid")
     print_table(names, [[_cell(name, row[name]) for name in names] for row in rows])
 
 
-def print_logs(history: JobHistory, pattern: str) -> None:
+def print_logs(history: JobHistory, pattern: str, as_json: bool = False) -> None:
     """The log files that stay, one after the other, as far as they are visible here."""
     folders = history.files()
     if not folders:
@@ -392,9 +415,18 @@ def print_logs(history: JobHistory, pattern: str) -> None:
             click.echo(plain_line(f"{folder}: no log files are visible here"), err=True)
         for path in files:
             lines = [line for line in path.read_text(errors="replace").splitlines() if wanted.search(line)]
-            if lines:
+            if as_json:
+                for line in lines:
+                    print_log_record(line, path.suffix == ".err", file=str(path))
+            elif lines:
                 click.echo(click.style(plain_line(f"{path}:"), fg="cyan"))
                 click.echo(plain("\n".join(lines), lines=True))
+
+
+def print_log_record(text: str, error: bool, **fields: Any) -> None:
+    """Print a line of a log as `hpcray logs --json` does: the same fields wherever it comes from."""
+    row = {"text": text, "stream": "err" if error else "out", "who": None, "pid": None, "node": None, "file": None}
+    print_record(**{**row, **fields})
 
 
 # ---------------------------------------------------------------- commands of their own
@@ -404,8 +436,9 @@ def print_logs(history: JobHistory, pattern: str) -> None:
 @job_option
 @click.option("--against", metavar="JOB", help="Compare with this job, by function.")
 @click.option("--redact", is_flag=True, help="Replace the names of users, hosts and paths.")
+@json_option("an object: the file, the job, its run and state")
 @click.argument("file", type=click.Path(writable=True))
-def report(address: str, against: str | None, redact: bool, file: str) -> None:
+def report(address: str, against: str | None, redact: bool, as_json: bool, file: str) -> None:
     """Write a report on a job to FILE, one HTML page without anything outside of it: how it ended, what ran when, where
     the memory went, errors, and what to ask for next time. In a directory, FILE is named after the job.
 
@@ -419,7 +452,7 @@ def report(address: str, against: str | None, redact: bool, file: str) -> None:
     history = JobHistory(run)
     other = None
     if against is not None:
-        found = find_runs(history_root(os.environ), against)
+        found = runs_meant(against)
         if not found:
             raise click.ClickException(f"--against: there is no history of a job {against!r}; hint: hpcray jobs")
         other = JobHistory(found[0])
@@ -429,7 +462,10 @@ def report(address: str, against: str | None, redact: bool, file: str) -> None:
         path.mkdir(parents=True, exist_ok=True)
         path /= f"{run.job}-{run.name}.html" if run.job != run.name else f"{run.job}.html"
     path.write_text(report_page(history, result, other, redact), encoding="utf-8")
-    click.echo(plain(f"{path}: job {run.job}, {result.state}"))
+    if as_json:
+        print_json({"file": str(path), "job": run.job, "run": run.name, "state": result.state})
+    else:
+        click.echo(plain(f"{path}: job {run.job}, {result.state}"))
     if result.state == RUNNING:
         click.echo("the job still runs: this is its history so far", err=True)
 
@@ -444,25 +480,31 @@ def _live_run(wanted: str) -> Run | None:
 
 
 @click.command(name="rm")
+@json_option("a list of what was removed: job, run, path")
 @click.argument("job_ids", metavar="JOB...", nargs=-1, required=True)
-def remove_history(job_ids: tuple[str, ...]) -> None:
+def remove_history(job_ids: tuple[str, ...], as_json: bool) -> None:
     """Remove the histories of jobs that have ended, all runs of each.
 
     Exit code: 1 where there is none, or the job still runs; the others are removed.
     """
     live = {job.node.session for job in running_jobs()}
     wrong = []
+    removed: list[Run] = []
     for job_id in job_ids:
-        found = find_runs(history_root(os.environ), job_id)
+        found = runs_meant(job_id)
         ended = [
             run for run in found if run.name not in live and outcome(JobHistory(run, whole=False)).state != RUNNING
         ]
         for run in ended:
             run.remove()
-            click.echo(plain(f"{run.job}: removed {run.path}"))
+            removed.append(run)
+            if not as_json:
+                click.echo(plain(f"{run.job}: removed {run.path}"))
         if not found:
             wrong.append(f"there is no history of a job {job_id!r}")
         elif len(ended) < len(found):
             wrong.append(f"job {job_id} still runs")
+    if as_json:
+        print_json([{"job": run.job, "run": run.name, "path": run.path} for run in removed])
     if wrong:
         raise click.ClickException("\n".join(wrong))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from hpcray.cli import typed
+from hpcray.cli import json_option, print_json, print_record, typed
 from hpcray.cli.job_option import errors_as_messages, without_options
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on
 from hpcray.common.config import parse_size
@@ -29,7 +29,7 @@ _SUBMIT_HOOK = "RAY_JOB_SUBMIT_HOOK"
 _SLURM = "slurm://"
 _ERRORS = (ConnectionError, RuntimeError, TypeError, ValueError, OSError, RayError)
 _HEADERS = "RAY_JOB_HEADERS"
-_RECORDS = "hpcray.records"
+_RECORDS, _SILENT = "hpcray.records", "hpcray.silent"
 _COLORS = {"auto": None, "true": True, "false": False}
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 _POLL = 1.0  # seconds between looks at a job that was stopped
@@ -48,8 +48,9 @@ def _command(function: Callable[..., None]) -> click.Command:
         **options: Any,
     ) -> None:  # fmt: skip
         context = click.get_current_context()
-        context.color = _COLORS[log_color.lower()]
-        context.meta[_RECORDS] = log_style.lower() == "record"
+        chosen = _COLORS[log_color.lower()]
+        context.color = context.color if chosen is None else chosen
+        context.meta[_RECORDS], context.meta[_SILENT] = log_style.lower() == "record", options["as_json"]
         address = replaced_by_variables(address)
         if address is not None and address.startswith(_SLURM):
             _enter_slurm_job(address.removeprefix(_SLURM))
@@ -104,11 +105,13 @@ def _command(function: Callable[..., None]) -> click.Command:
 @click.option("--entrypoint-resources", help="Further resources for the entrypoint itself, as JSON.")
 @click.option("--entrypoint-label-selector", help="Labels of the node of the entrypoint, as JSON.")
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end of the job, nor print its output.")
+@json_option("an object: the facts of the job, whose output goes to standard error")
 @click.argument("entrypoint", nargs=-1, required=True, type=click.UNPROCESSED)
 def submit(
     client: JobSubmissionClient, entrypoint: tuple[str, ...], no_wait: bool, runtime_env: str | None,
     runtime_env_json: str | None, working_dir: str | None, metadata_json: str | None, job_id: str | None,
-    submission_id: str | None, entrypoint_resources: str | None, entrypoint_label_selector: str | None, **options: Any,
+    submission_id: str | None, entrypoint_resources: str | None, entrypoint_label_selector: str | None,
+    as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a job, and print its output until it has ended: ray job submit -- python program.py --steps 3
 
@@ -144,66 +147,91 @@ def submit(
     _say()
     if not no_wait:
         _say("Tailing logs until the job exits (disable with --no-wait):")
-        if _follow(client, job_id) is JobStatus.FAILED:
-            sys.exit(1)
+        ended = _follow(client, job_id, err=as_json)
+    if as_json:
+        _print_facts(client, job_id)
+    if not no_wait and ended is JobStatus.FAILED:
+        sys.exit(1)
 
 
 @_command
+@json_option("an object: the facts of the job")
 @click.argument("job-id")
-def status(client: JobSubmissionClient, job_id: str) -> None:
+def status(client: JobSubmissionClient, job_id: str, as_json: bool) -> None:
     """Print the status of a job."""
     _print_status(client, job_id)
+    if as_json:
+        _print_facts(client, job_id)
 
 
 @_command
 @click.option("--no-wait", is_flag=True, help="Do not wait for the end of the job.")
+@json_option("an object: the facts of the job")
 @click.argument("job-id")
-def stop(client: JobSubmissionClient, no_wait: bool, job_id: str) -> None:
+def stop(client: JobSubmissionClient, no_wait: bool, job_id: str, as_json: bool) -> None:
     """Ask a job to end, and wait until it has."""
     _say(f"Attempting to stop job '{job_id}'")
     client.stop_job(job_id)
-    if no_wait:
-        return
-    _say(f"Waiting for job '{job_id}' to exit (disable with --no-wait):")
-    while not (found := client.get_job_status(job_id)).is_terminal():
-        _say(f"Job has not exited yet. Status: {found}")
-        time.sleep(_POLL)
-    _print_status(client, job_id)
+    if not no_wait:
+        _say(f"Waiting for job '{job_id}' to exit (disable with --no-wait):")
+        while not (found := client.get_job_status(job_id)).is_terminal():
+            _say(f"Job has not exited yet. Status: {found}")
+            time.sleep(_POLL)
+        _print_status(client, job_id)
+    if as_json:
+        _print_facts(client, job_id)
 
 
 @_command
+@json_option("an object: the id of the job")
 @click.argument("job-id")
-def delete(client: JobSubmissionClient, job_id: str) -> None:
+def delete(client: JobSubmissionClient, job_id: str, as_json: bool) -> None:
     """Forget a job that has ended. Its log stays."""
     client.delete_job(job_id)
     _say(f"Job '{job_id}' deleted successfully")
+    if as_json:
+        print_json({"submission_id": job_id})
 
 
 @_command
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job has ended.")
+@json_option("a stream of lines: text")
 @click.argument("job-id")
-def logs(client: JobSubmissionClient, follow: bool, job_id: str) -> None:
+def logs(client: JobSubmissionClient, follow: bool, job_id: str, as_json: bool) -> None:
     """Print the output of a job."""
     if follow:
-        _follow(client, job_id)
+        _follow(client, job_id, as_json=as_json)
+    elif as_json:
+        _print_lines(client.get_job_logs(job_id))
     else:
         click.echo(client.get_job_logs(job_id), nl=False)
 
 
 @_command
-def list_(client: JobSubmissionClient) -> None:
+@json_option("a list of the facts of each job")
+def list_(client: JobSubmissionClient, as_json: bool) -> None:
     """List all jobs."""
-    _say(pprint.pformat(client.list_jobs()))
+    found = client.list_jobs()
+    _say(pprint.pformat(found))
+    if as_json:
+        print_json([one.dict() for one in found])
 
 
-def _follow(client: JobSubmissionClient, job_id: str) -> JobStatus:
+def _follow(client: JobSubmissionClient, job_id: str, err: bool = False, as_json: bool = False) -> JobStatus:
     """Print a job's output to its end. Ctrl-C ends the command, not the job."""
+    rest = ""
 
     async def follow() -> None:
+        nonlocal rest
         async for piece in client.tail_job_logs(job_id):
-            click.echo(piece, nl=False)
+            if as_json:
+                whole, end, rest = (rest + piece).rpartition("\n")
+                _print_lines(whole + end)
+            else:
+                click.echo(piece, nl=False, err=err)
 
     asyncio.run(follow())
+    _print_lines(rest)
     return _print_status(client, job_id)
 
 
@@ -222,8 +250,19 @@ def _print_status(client: JobSubmissionClient, job_id: str) -> JobStatus:
     return found.status
 
 
+def _print_lines(text: str) -> None:
+    for line in text.splitlines():
+        print_record(text=line)
+
+
+def _print_facts(client: JobSubmissionClient, job_id: str) -> None:
+    print_json(client.get_job_info(job_id).dict())
+
+
 def _say(text: str = "", **style: Any) -> None:
-    """Print a line of this command's own, in the style that `--log-style` asks for."""
+    """Print a line of this command's own, in the style that `--log-style` asks for; with `--json` none."""
+    if click.get_current_context().meta.get(_SILENT):
+        return
     if click.get_current_context().meta.get(_RECORDS):
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -16,7 +16,7 @@ from hpcray.common.terminal_text import plain, plain_line
 from hpcray.history.runs import JobNames, jobs_meant
 from hpcray.job_submission.cluster_address import find_cluster
 from hpcray.jobs.batch_queues import active_jobs
-from hpcray.jobs.submitted_job import find_job
+from hpcray.jobs.submitted_job import SubmittedJob, find_job
 from hpcray.platform.config_files import ConfigFileError, file_settings
 from hpcray.platform.session_directory import ADDRESS, OWN_SESSION
 from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job, running_jobs
@@ -83,9 +83,9 @@ def session_directory(wanted: str) -> str:
             name = os.environ.get(OWN_SESSION) or os.environ.get(ADDRESS) or "auto"
         submitted = submitted_job(name)
         if submitted is not None:
-            if here := next((job.path for job in running_jobs() if submitted in job.submitted_ids), ""):
+            name = submitted.job_id
+            if here := next((job.path for job in running_jobs() if name in job.submitted_ids), ""):
                 return here
-            name = submitted
         found = slurm_jobs_meant(name)
         if len(found) > 1:
             lines = [f"  --job {one.job_id}  {plain(one.name)}  {one.node_list}  {one.time_left} left" for one in found]
@@ -102,12 +102,12 @@ def session_directory(wanted: str) -> str:
         raise click.ClickException(str(error)) from None
 
 
-def submitted_job(name: str) -> str | None:
-    """Return the id of the job of `hpcray submit` that a name means; None: there is none."""
+def submitted_job(name: str) -> SubmittedJob[Any] | None:
+    """Return the job of `hpcray submit` that a name means; None: there is none."""
     if name == "auto" or os.path.isabs(name):
         return None
     try:
-        return find_job(name).job_id
+        return find_job(name)
     except SubmitError:
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import shlex
 import signal
@@ -17,9 +16,10 @@ import click
 from rich.text import Text
 
 from hpcray.autoscaler.batch_systems import SLURM
-from hpcray.cli.history import ended_job, print_logs, remove_history
+from hpcray.cli import json_option, print_json
+from hpcray.cli.history import ended_job, print_log_record, print_logs, remove_history
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options
-from hpcray.cli.observe import print_worker_lines
+from hpcray.cli.observe import print_worker_lines, text_lines
 from hpcray.cli.slurm_entry import slurm_jobs_meant
 from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import GetTimeoutError, JobError, SubmitError
@@ -28,7 +28,16 @@ from hpcray.history.job_history import JobHistory
 from hpcray.history.outcome import outcome
 from hpcray.history.runs import Run, history_root, jobs_meant, runs
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs, query_states
-from hpcray.jobs.submission import LOCAL, check_request, choose_executor, client_mode_command, with_configured_place
+from hpcray.jobs.submission import (
+    LOCAL,
+    JobPreview,
+    check_request,
+    choose_executor,
+    client_mode_command,
+    preview,
+    with_configured_place,
+    words_of,
+)
 from hpcray.jobs.submission import submit as submit_job
 from hpcray.jobs.submitted_job import SubmittedJob, find_job, list_jobs, states
 from hpcray.processes.running_jobs import RunningJob, running_jobs
@@ -74,12 +83,14 @@ Row = dict[str, Any]
     help="Where the script runs: on the job's first node, or on this machine, with the nodes elsewhere.",
 )
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
+@click.option("--dry-run", is_flag=True, help="Print the batch script, or the command on this machine; submit nothing.")
+@json_option("an object: the job, with --wait its state and exit code; with --dry-run the script and commands")
 @_FOLDER
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def submit(
     script: str, args: tuple[str, ...], limit: str | None, variables: tuple[str, ...], extra: tuple[str, ...],
-    wait: bool, driver: str, module: bool, **options: Any,
+    wait: bool, driver: str, module: bool, dry_run: bool, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Submit a script as a job of several hpcray nodes; what follows SCRIPT belongs to it. Prints the job's id.
 
@@ -98,19 +109,55 @@ def submit(
                 raise SubmitError(f"--driver here needs Slurm, and this would run in {kind}; hint: --driver batch")
             request = with_configured_place(request) if kind == SLURM else request
             line, environ = client_mode_command(words, request, kind)
+            if dry_run:
+                provider = f"HPCRAY_NODE_PROVIDER={kind}"
+                found = JobPreview(kind, "", (), ("env", provider, *words_of(request.env), *line))
+                _print_preview(found, as_json)
+                return
+            if as_json:
+                raise click.UsageError("--json: with --driver here standard output is the program's")
             sys.stdout.flush()
             os.execve(line[0], line, environ)
-        job = submit_job(*words, time=limit, env=dict(map(_pair, variables)), sbatch=sbatch, **options)
-        click.echo(job.job_id)
-        print(f"{job.name}: {job.nodes} node(s), {job.executor}; hpcray logs -f {job.job_id}", file=sys.stderr)
-        if wait:
-            sys.exit(int(job.result()))
+        options |= {"time": limit, "env": dict(map(_pair, variables)), "sbatch": sbatch}
+        if dry_run:
+            _print_preview(preview(*words, **options), as_json)
+            return
+        job = submit_job(*words, **options)
+        said = f"{job.name}: {job.nodes} node(s), {job.executor}; hpcray logs -f {job.job_id}"
+        code = None
+        if not as_json:
+            click.echo(job.job_id)
+        click.echo(plain(said), err=True)
+        try:
+            code = int(job.result()) if wait else None
+        finally:  # where it was cancelled, too
+            if as_json:
+                print_json(_submitted(job, code, wait))
+        sys.exit(code)
+
+
+def _submitted(job: SubmittedJob[Any], code: int | None, ended: bool) -> dict[str, Any]:
+    known = {"job_id": job.job_id, "name": job.name, "executor": job.executor, "nodes": job.nodes}
+    return {**known, "folder": str(job.folder), **({"state": job.state, "exit_code": code} if ended else {})}
+
+
+def _print_preview(found: JobPreview, as_json: bool) -> None:
+    """The batch script, and in comments how it is submitted, and what it runs; or the command on this machine."""
+    command, by = shlex.join(found.command), shlex.join(found.submit)
+    if as_json:
+        row = {"executor": found.executor, "script": found.script or None}
+        print_json({**row, "submit": list(found.submit) or None, "command": list(found.command)})
+    elif not found.script:
+        click.echo(plain(command))
+    else:
+        click.echo(plain(found.script.rstrip(), lines=True))
+        click.echo(f"\n# it is submitted with: {plain(by)}\n# it runs: {plain(command)}")
 
 
 @click.group(invoke_without_command=True)
 @_FOLDER
 @click.option("-a", "--all", "everything", is_flag=True, help="All jobs (default: the last 20).")
-@click.option("--json", "as_json", is_flag=True, help="Print the jobs as JSON.")
+@json_option("a list of jobs")
 @click.pass_context
 def jobs(context: click.Context, folder: str | None, everything: bool, as_json: bool) -> None:
     """List jobs, the newest first: those that run on this machine, those in Slurm's queue, submitted ones, and those
@@ -123,7 +170,7 @@ def jobs(context: click.Context, folder: str | None, everything: bool, as_json: 
         state = states(found)
     rows = job_rows(found, state, None if everything else 20)
     if as_json:
-        click.echo(json.dumps(rows, indent=1))
+        print_json(rows)
     else:
         _print_jobs(rows)
 
@@ -139,10 +186,11 @@ jobs.add_command(remove_history)
 @click.option("--node", "nodes", type=int, multiple=True, metavar="N", help="Lines of workers of this node.")
 @click.option("--grep", "pattern", default="", metavar="REGEX", help="Lines that contain this.")
 @job_option
+@json_option("a stream of lines: text, stream (out or err), and as known who, pid, node, file")
 @_FOLDER
 def logs(
     job_id: str | None, follow: bool, task: str, actor: str, nodes: tuple[int, ...], pattern: str, address: str,
-    folder: str | None,
+    as_json: bool, folder: str | None,
 ) -> None:  # fmt: skip
     """Print what the workers of a running job have printed, a file after the other, with who has printed it.
 
@@ -150,29 +198,29 @@ def logs(
     after its end. Exit code: 1 where there is no such job. Ctrl-C ends the command, not the job.
     """
     if job_id is None and (history := ended_job(address)):
-        print_logs(history, pattern)
+        print_logs(history, pattern, as_json)
         return
     if job_id is None:
-        print_worker_lines(address, follow, task, actor, nodes, pattern)
+        print_worker_lines(address, follow, task, actor, nodes, pattern, as_json)
         return
     try:
         job = find_job(job_id, folder)
     except _ERRORS as error:
         if history := ended_job(job_id):
-            print_logs(history, pattern)
+            print_logs(history, pattern, as_json)
             return
         if jobs_meant(job_id, running_jobs(), lambda one: one.called) or slurm_jobs_meant(job_id):
-            print_worker_lines(job_id, follow, task, actor, nodes, pattern)
+            print_worker_lines(job_id, follow, task, actor, nodes, pattern, as_json)
             return
         hint = f"for lines of a running job: hpcray logs --actor {job_id}, or --task {job_id}"
         raise click.ClickException(f"{error}; {hint}") from None
-    offsets = {"out": 0, "err": 0}
+    readers = {stream: _JobOutput(stream, as_json) for stream in ("out", "err")}
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `hpcray logs | head` ends silently
     try:
         while True:
             ended = not follow or job.done()
-            for stream, sink in (("out", sys.stdout), ("err", sys.stderr)):
-                offsets[stream] = _copy(job.log_path(stream), offsets[stream], sink.buffer)
+            for stream, reader in readers.items():
+                reader.copy(job.log_path(stream), ended)
             if ended:
                 break
             time.sleep(_POLL)
@@ -185,14 +233,16 @@ def logs(
 @click.option(
     "--wait", "timeout", type=float, default=30.0, show_default=True, metavar="S", help="Seconds to wait for the end."
 )
+@json_option("a list of the jobs that have ended: job_id, state")
 @_FOLDER
-def cancel(job_ids: tuple[str, ...], timeout: float, folder: str | None) -> None:
+def cancel(job_ids: tuple[str, ...], timeout: float, as_json: bool, folder: str | None) -> None:
     """End jobs, given by id or name.
 
     Exit code: 1 where a job does not exist, cannot be cancelled, or has not ended in time; the others are cancelled.
     """
     wrong: list[str] = []
     cancelled: list[SubmittedJob[Any]] = []
+    ended: list[dict[str, str]] = []
     for job_id in job_ids:
         try:
             job = find_job(job_id, folder)
@@ -207,7 +257,11 @@ def cancel(job_ids: tuple[str, ...], timeout: float, folder: str | None) -> None
             job.kill()
             wrong.append(f"{job.job_id} has not ended within {timeout:g} s of the request")
             continue
-        click.echo(plain(f"{job.job_id} {job.state}"))
+        ended.append({"job_id": job.job_id, "state": job.state})
+        if not as_json:
+            click.echo(plain(f"{job.job_id} {job.state}"))
+    if as_json:
+        print_json(ended)
     if wrong:
         raise click.ClickException("\n".join(wrong))
 
@@ -234,14 +288,32 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _copy(path: os.PathLike[str], offset: int, sink: Any) -> int:
-    with suppress(FileNotFoundError), open(path, "rb") as file:
-        file.seek(offset)
-        while data := file.read(1 << 16):
-            sink.write(data)
-            offset += len(data)
-        sink.flush()
-    return offset
+class _JobOutput:
+    """What a submitted job writes to one of its files, on the way to the same stream here; or as records."""
+
+    def __init__(self, stream: str, as_json: bool) -> None:
+        self._stream, self._as_json = stream, as_json
+        self._offset, self._rest = 0, b""
+
+    def copy(self, path: os.PathLike[str], last: bool) -> None:
+        """Copy what is new in the file. last: there is no later call."""
+        sink = (sys.stdout if self._stream == "out" else sys.stderr).buffer
+        with suppress(FileNotFoundError), open(path, "rb") as file:
+            file.seek(self._offset)
+            while data := file.read(1 << 16):
+                self._offset += len(data)
+                if self._as_json:
+                    whole, end, self._rest = (self._rest + data).rpartition(b"\n")
+                    self._print_lines(whole + end)
+                else:
+                    sink.write(data)
+            sink.flush()
+        if last:
+            self._print_lines(self._rest)
+
+    def _print_lines(self, data: bytes) -> None:
+        for text in text_lines([data]):
+            print_log_record(text, self._stream == "err")
 
 
 def _print_jobs(rows: list[dict[str, Any]]) -> None:
@@ -299,13 +371,14 @@ def _add_ended(rows: list[Row], most: int | None) -> None:
     """Add the jobs that have left a history, and what it says to those that are listed already."""
     known = {row["run"] for row in rows if row["run"]}
     listed: dict[str, Row] = {row["job_id"]: row for row in rows}
+    by_folder = {os.path.basename(row["folder"]): row for row in rows if row["folder"]}
     found = [run for run in runs(history_root(os.environ)) if run.name not in known][:most]
     histories = [(run, JobHistory(run, whole=False)) for run in found]
     in_slurm = [run.job for run, history in histories if run.job not in listed and _of_slurm(history)]
     slurm_states = query_states(list(dict.fromkeys(in_slurm)))
     for run, history in histories:
         result = outcome(history)
-        row = listed.get(run.job)
+        row = listed.get(run.job) or by_folder.get(os.path.basename(history.submitted))
         if row is None:
             row = _ended_row(run, history, slurm_states.get(run.job, "") or result.state)
             rows.append(row)

@@ -8,6 +8,7 @@ from typing import get_args
 
 import click
 
+from hpcray.cli import json_option, print_json
 from hpcray.cli.job_option import errors_as_messages, job_option, parse_sbatch_options, session_directory
 from hpcray.common.config import ExecutorName
 from hpcray.common.exceptions import StartupError, SubmitError
@@ -53,9 +54,10 @@ def nodes() -> None:
 @click.option("--executor", type=click.Choice(get_args(ExecutorName)), default="auto", show_default=True)
 @click.option("--wait", is_flag=True, help="Return when the nodes are in the job.")
 @job_option
+@json_option("a list of ids: of the batch job, or of processes")
 def add(
     count: int, limit: str | None, gpus: int | None, cpus: int | None, mem: str | None, partition: str | None,
-    extra: tuple[str, ...], executor: str, wait: bool, address: str,
+    extra: tuple[str, ...], executor: str, wait: bool, address: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Submit a batch job of further nodes. Prints its id, or process ids with the local executor."""
     sbatch = parse_sbatch_options(extra)
@@ -64,19 +66,26 @@ def add(
             count, time=limit, gpus=gpus, cpus=cpus, mem=mem, partition=partition, sbatch=sbatch, executor=executor,
             wait=wait, address=session_directory(address),
         )  # fmt: skip
-    click.echo("\n".join(started))
+    if as_json:
+        print_json(started)
+    else:
+        click.echo("\n".join(started))
 
 
 @nodes.command()
 @click.option("--idle", is_flag=True, help="All nodes that have joined the job and do nothing.")
 @click.option("--within", "seconds", default=60.0, show_default=True, help="Seconds that each node may take.")
 @job_option
+@json_option("a list of the ids of the nodes that have left")
 @click.argument("which", nargs=-1)
-def remove(which: tuple[str, ...], idle: bool, seconds: float, address: str) -> None:
+def remove(which: tuple[str, ...], idle: bool, seconds: float, address: str, as_json: bool) -> None:
     """Have nodes leave the job: WHICH are indices (7 or n7) or ids. Prints the ids of those that have left."""
     if not which and not idle:
         raise click.UsageError("which nodes? hint: hpcray nodes remove n7, or --idle; hpcray status lists them")
     with errors_as_messages(*_ERRORS):
         where = session_directory(address)
-        for ident in remove_nodes([*which, *(idle_nodes(where) if idle else ())], seconds=seconds, address=where):
-            click.echo(ident)
+        gone = remove_nodes([*which, *(idle_nodes(where) if idle else ())], seconds=seconds, address=where)
+    if as_json:
+        print_json(gone)
+    else:
+        click.echo("\n".join(gone), nl=bool(gone))

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import sys
@@ -17,15 +16,18 @@ from typing import Any
 import click
 
 from hpcray.api import runtime_context
+from hpcray.cli import json_option, print_json, print_record
 from hpcray.cli.history import (
     ended_job,
     print_list,
+    print_log_record,
     print_memory,
     print_running,
     print_status,
     print_summary,
     print_timeline,
     print_why,
+    write_timeline,
 )
 from hpcray.cli.job_option import job, job_option, session_directory
 from hpcray.cli.top_cells import headline
@@ -66,14 +68,9 @@ _NODE_COLUMNS = ("node", "host", "state", "CPU", "GPU", "others", "object store"
 _STORE = "object_store_memory"
 _MOST_PROCESSES = 10
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 _process_timeout = click.option(
     "--timeout", default=QUERY_TIMEOUT, show_default=True, help="Seconds that a process may take."
 )
-
-
-def _print_json(value: Any) -> None:
-    click.echo(json.dumps(value, indent=1))
 
 
 def _print_lines(lines: Iterable[str]) -> None:
@@ -83,7 +80,7 @@ def _print_lines(lines: Iterable[str]) -> None:
 
 @click.command()
 @job_option
-@click.option("--json", "as_json", is_flag=True, help="Print the nodes as JSON.")
+@json_option("an object: nodes, resources, waiting work, groups; of an ended job how, its nodes and functions")
 def status(address: str, as_json: bool) -> None:
     """Show a running job: nodes with used and total resources, waiting work, placement groups, actors that died.
 
@@ -114,7 +111,7 @@ def status(address: str, as_json: bool) -> None:
         rows = [{**group, "group": group["group"].hex()} for group in groups]
         known = {"nodes": nodes, "total": total, "available": free, "stores": stores}
         preloaded = {node.index: node.preloaded for node in rosters}
-        _print_json({**known, **waits, "placement_groups": rows, "preloaded": preloaded})
+        print_json({**known, **waits, "placement_groups": rows, "preloaded": preloaded})
         return
     print_text(headline(use).plain.rstrip())
     print_table(_NODE_COLUMNS, _node_rows(nodes, node_columns(now), stores))
@@ -131,13 +128,13 @@ def status(address: str, as_json: bool) -> None:
 
 @click.command()
 @job_option
-@_json
+@json_option("an object: the network, switch in switch")
 def topology(address: str, as_json: bool) -> None:
     """Draw the network of a running job: switches, and the nodes behind each, with blocks and NVLink domains."""
     with job(address):
         found = network(runtime_context.nodes())
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         _print_lines(draw(found))
 
@@ -170,7 +167,7 @@ def _node_rows(
     "--growth", "seconds", type=click.FloatRange(0.1), metavar="S",
     help="Show instead by how much objects become more in so many seconds, by where they come from.",
 )  # fmt: skip
-@_json
+@json_option("an object: nodes with their objects, the total, processes; with --growth a list of origins")
 def memory(address: str, limit: int, timeout: float, seconds: float | None, as_json: bool) -> None:
     """Show the objects in the stores of a running job: largest first, with owners and the processes that pin them; then
     the processes with most memory of their own.
@@ -187,7 +184,7 @@ def memory(address: str, limit: int, timeout: float, seconds: float | None, as_j
         rows = process.diagnostics.list_stores(limit, timeout, devices=True)
         largest = largest_processes(process, _MOST_PROCESSES, timeout)
     if as_json:
-        _print_json({"nodes": rows, "total": sum_stores(rows), "processes": largest})
+        print_json({"nodes": rows, "total": sum_stores(rows), "processes": largest})
     else:
         print_stores(rows)
         click.echo("processes with most memory (with what they map of the stores):")
@@ -208,7 +205,7 @@ def _show_growth(address: str, seconds: float, limit: int, timeout: float, as_js
         after = count_objects(process, timeout)
     rows = growth(before.origins, after.origins)
     if as_json:
-        _print_json([asdict(one) for one in rows])
+        print_json([asdict(one) for one in rows])
     else:
         cells = [
             (f"{one.more:+}", _signed_size(one.more_bytes), one.count, format_size(one.size), one.origin)
@@ -239,12 +236,17 @@ def _signed_size(size: int) -> str:
     help="Write them there again and again, for node_exporter's textfile collector.",
 )
 @click.option("--interval", default=15.0, show_default=True, type=click.FloatRange(0.1), help="Seconds between two.")
-def metrics(address: str, openmetrics: bool, serve: bool, textfile: Path | None, interval: float) -> None:
+@json_option("a list of samples: name, type, labels, value")
+def metrics(
+    address: str, openmetrics: bool, serve: bool, textfile: Path | None, interval: float, as_json: bool
+) -> None:  # fmt: skip
     """Print the metrics of this node: its own, and those of its programs (ray.util.metrics).
 
     Text format of Prometheus. A scraper reads the same from a Unix socket while a process serves it (--serve, a program
     that measures, or HPCRAY_METRICS_EXPORT): curl --unix-socket <session directory>/metrics.s http://node/metrics
     """
+    if as_json and (openmetrics or serve or textfile is not None):
+        raise click.UsageError("--json prints the metrics once; hint: without --openmetrics, --serve and --textfile")
     path = session_directory(address)
     try:
         with job(path) as process:
@@ -254,7 +256,10 @@ def metrics(address: str, openmetrics: bool, serve: bool, textfile: Path | None,
             accept = node_metrics.OPENMETRICS if openmetrics else ""
             text = node_metrics.read_metrics(path, accept)
             text = text or node_metrics.metrics_text(own_metrics(process), common_labels(process), accept)[0]
-        click.echo(plain(text, lines=True) if sys.stdout.isatty() else text, nl=False)
+        if as_json:
+            print_json(node_metrics.parse_samples(text))
+        else:
+            click.echo(plain(text, lines=True) if sys.stdout.isatty() else text, nl=False)
     except OSError as error:
         raise click.ClickException(f"the metrics of {path} cannot be read: {error}") from None
 
@@ -262,7 +267,7 @@ def metrics(address: str, openmetrics: bool, serve: bool, textfile: Path | None,
 @click.command()
 @job_option
 @_process_timeout
-@_json
+@json_option("a list of nodes, with processes and their threads; of an ended job a list of tasks")
 @click.option("--all", "everything", is_flag=True, help="hpcray's own threads and frames, and raylets, too.")
 def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None:
     """Show the stacks of all threads of every process of a running job, and of the coroutines of async actors, with the
@@ -277,7 +282,7 @@ def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None
     with job(address) as process:
         rows = stacks(ClusterQuery(process, timeout))
     if as_json:
-        _print_json(rows)
+        print_json(rows)
     else:
         _print_lines(show_stacks(rows, everything))
     if any(row["problem"] or any(one["problem"] for one in row["processes"]) for row in rows):
@@ -287,7 +292,7 @@ def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None
 @click.command()
 @job_option
 @_process_timeout
-@_json
+@json_option("a list of lines: depth and text")
 @click.argument("what", required=False)
 def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
     """Show what an object, a task or an actor waits for, down to the process that works on it or the resource that is
@@ -308,7 +313,7 @@ def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
             f"there is no object, task or actor {what!r}; hint: hpcray list tasks, hpcray list actors"
         )
     if as_json:
-        _print_json([{"depth": found.depth, "text": found.text} for found in findings])
+        print_json([{"depth": found.depth, "text": found.text} for found in findings])
     else:
         _print_lines(show_lines(findings))
 
@@ -333,7 +338,7 @@ _SUMMARIES = {
 @click.command(name="list")
 @job_option
 @_process_timeout
-@_json
+@json_option("a list of rows")
 @click.argument("kind", type=click.Choice(list(KINDS)))
 @click.option("-f", "--filter", "filters", multiple=True, metavar="COLUMN=VALUE", help="COLUMN=VALUE or COLUMN!=VALUE.")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1), help="Most rows.")
@@ -365,7 +370,7 @@ def list_(
         rows.sort(key=lambda row: order.index(row["node_id"]))
     columns = rows[0].list_columns(detail) if rows else []
     if as_json or shape == "json":
-        _print_json([{name: row[name] for name in columns} for row in rows])
+        print_json([{name: row[name] for name in columns} for row in rows])
     else:
         print_table(*list_table(rows, columns, nodes))
         more = f" of {len(found)}" if len(found) > len(rows) else ""
@@ -376,7 +381,7 @@ def list_(
 @click.command()
 @job_option
 @_process_timeout
-@_json
+@json_option("an object: the summary by name, and totals")
 @click.argument("kind", type=click.Choice(list(_SUMMARIES)))
 def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
     """Count the actors, tasks or objects of a job, by name and state; of one that has ended, without objects."""
@@ -387,7 +392,7 @@ def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
         state = StateAggregator(process, timeout)
         found = _SUMMARIES[kind](state)["cluster"]
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         print_table(["name", "counts"], summary_rows(found.pop("summary")))
         print_text(", ".join(f"{name}: {value}" for name, value in found.items()))
@@ -407,10 +412,11 @@ def summary(address: str, timeout: float, as_json: bool, kind: str) -> None:
 @click.option("--tail", default=-1, metavar="LINES", help="Only the last lines.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written later, until Ctrl-C.")
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds that a node may take to answer.")
+@json_option("a list of names of files; of a file a stream of lines: text")
 @click.argument("name", required=False)
 def worker_logs(
     address: str, node_id: str | None, node_ip: str | None, err: bool, tail: int, follow: bool, timeout: float,
-    name: str | None, **of: Any,
+    as_json: bool, name: str | None, **of: Any,
 ) -> None:  # fmt: skip
     """Print a log file of a running job: what a worker, an actor or a task has written.
 
@@ -423,12 +429,20 @@ def worker_logs(
         try:
             named = any((of["actor_id"], of["task_id"], of["pid"], of["submission_id"]))
             if not named and (name is None or any(c in name for c in "*?[")):
-                _print_lines(each for names in reader.find(node_id, node_ip, name or "*").values() for each in names)
+                names = [each for part in reader.find(node_id, node_ip, name or "*").values() for each in part]
+                if as_json:
+                    print_json(names)
+                else:
+                    _print_lines(names)
                 return
             wanted = GetLogOptions(
                 timeout=timeout, node_id=node_id, node_ip=node_ip, filename=name, lines=tail,
                 media_type="stream" if follow else "file", suffix="err" if err else "out", **of,
             )  # fmt: skip
+            if as_json:
+                for text in text_lines(reader.stream(wanted)):
+                    print_record(text=text)
+                return
             for data in reader.stream(wanted):
                 click.echo(data, nl=False)
         except (LogError, ValueError) as error:
@@ -436,23 +450,27 @@ def worker_logs(
 
 
 @click.command(name="timeline")
-@click.argument("file", type=click.Path(dir_okay=False, writable=True))
+@click.argument("file", type=click.Path(dir_okay=False, writable=True), required=False)
 @job_option
-def timeline_(file: str, address: str) -> None:
-    """Write the tasks of each worker of a job, running or ended, over time to FILE, in Chrome's trace format."""
+@json_option("a list of events, as in FILE, which is not needed then")
+def timeline_(file: str | None, address: str, as_json: bool) -> None:
+    """Write the tasks of each worker of a job, running or ended, over time to FILE, in Chrome's trace format, which is
+    JSON."""
+    if file is None and not as_json:
+        raise click.UsageError("one of FILE and --json is needed; hint: hpcray timeline out.json")
     if history := ended_job(address):
-        print_timeline(history, file)
+        print_timeline(history, file, as_json)
         return
     with job(address):
-        timeline(file)
-    click.echo(f"{file}; hint: open it at https://ui.perfetto.dev or chrome://tracing")
+        write_timeline(timeline() or [], file, as_json)
 
 
 @click.command()
 @click.argument("file", type=click.Path(dir_okay=False, writable=True, path_type=Path))
 @job_option
 @click.option("--timeout", default=10.0, show_default=True, help="Seconds that a raylet may take.")
-def dump(file: Path, address: str, timeout: float) -> None:
+@json_option("an object: the file, its cores and inputs, what is missing")
+def dump(file: Path, address: str, timeout: float, as_json: bool) -> None:
     """Write the inputs and decisions of the cores of a running job (head, raylets, owners) to FILE.
 
     The job must have been started with HPCRAY_RECORD=1. `hpcray replay FILE` then makes the same decisions again.
@@ -461,7 +479,10 @@ def dump(file: Path, address: str, timeout: float) -> None:
         found, missing = recordings.fetch(ClusterQuery(process, timeout))
     if found:
         recordings.write(file, found)
-        inputs = sum(len(record.inputs) for record in found)
+    inputs = sum(len(record.inputs) for record in found)
+    if as_json:
+        print_json({"file": str(file) if found else None, "cores": len(found), "inputs": inputs, "missing": missing})
+    elif found:
         click.echo(f"{file}: {len(found)} cores, {inputs} inputs")
     for text in missing:
         click.echo(plain(text), err=True)
@@ -471,7 +492,7 @@ def dump(file: Path, address: str, timeout: float) -> None:
 
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
+@json_option("a list of cores, with the differences")
 def replay(file: Path, as_json: bool) -> None:
     """Give the cores of FILE (see `hpcray dump`) the same inputs again and compare their decisions.
 
@@ -482,7 +503,7 @@ def replay(file: Path, as_json: bool) -> None:
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     if as_json:
-        _print_json([asdict(done) for done in results])
+        print_json([asdict(done) for done in results])
     else:
         _print_lines(recordings.show(results))
     if any(done.differences for done in results):
@@ -516,7 +537,19 @@ COMMANDS = [status, topology, memory, metrics, stack, why, list_, summary, worke
 _TIMEOUT = 10.0  # seconds
 
 
-def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes: Collection[int], pattern: str) -> None:
+def text_lines(pieces: Iterable[bytes]) -> Iterator[str]:
+    """Yield the lines of a text that comes in pieces, the last one too where it has no end."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+    if rest:
+        yield rest.decode(errors="replace")
+
+
+def print_worker_lines(
+    address: str, follow: bool, task: str, actor: str, nodes: Collection[int], pattern: str, as_json: bool
+) -> None:
     """Print lines of workers of a running job: `(f pid=123, node 2) text`; those of standard error there."""
     try:
         wanted = LineFilter(nodes or None, task, actor, re.compile(pattern) if pattern else None)
@@ -532,6 +565,9 @@ def print_worker_lines(address: str, follow: bool, task: str, actor: str, nodes:
         try:
             for line in lines.follow(wanted) if follow else lines.read(wanted):
                 found = True
+                if as_json:
+                    print_log_record(line.text, line.error, who=line.who or None, pid=line.pid, node=line.node)
+                    continue
                 who = f"{plain(line.who)} " if line.who else ""
                 prefix = click.style(f"({who}pid={line.pid}, node {line.node})", fg="cyan")
                 click.echo(f"{prefix} {line.text}", err=line.error)

@@ -8,6 +8,7 @@ from pathlib import Path, PurePath
 
 import click
 
+from hpcray.cli import json_option
 from hpcray.cli.job_option import errors_as_messages, job, job_option
 from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
@@ -48,7 +49,7 @@ _INTERRUPTED = 130
     help=f"Write the whole profile there: {', '.join(f'*{suffix}: {name}' for suffix, name in SUFFIXES.items())}.",
 )  # fmt: skip
 @click.option("--format", "shape", type=click.Choice(list(FORMATS)), help="Of the files, whatever their names are.")
-@click.option("--json", "as_json", is_flag=True, help="Print the whole profile as JSON.")
+@json_option("an object: the whole profile")
 def profile(
     address: str, seconds: float, rate: float, memory: bool, actor: str, nodes: tuple[int, ...], task: str,
     everything: bool, rows: int, files: tuple[Path, ...], shape: str | None, as_json: bool,

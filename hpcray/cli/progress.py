@@ -8,11 +8,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType
 
 import click
 
+from hpcray.cli import json_option, print_record
 from hpcray.cli.job_option import job, job_option
 from hpcray.common.exceptions import RayError
 from hpcray.common.terminal_text import plain
@@ -42,7 +43,8 @@ _SAVE, _RESTORE = "\x1b7", "\x1b8"
     type=click.FloatRange(0.2),
     help=f"Seconds between two samples (default: {_TERMINAL:g} on a terminal, {_LINES:g} elsewhere).",
 )
-def progress(address: str, interval: float | None) -> None:
+@json_option("a stream of samples where something has changed: counts, of each function too")
+def progress(address: str, interval: float | None, as_json: bool) -> None:
     """Show how far the tasks of a running job are, by function, until it ends or Ctrl-C; on standard error.
 
     On a terminal it is the bottom line, above which everything else scrolls. Elsewhere a line is printed where
@@ -55,12 +57,14 @@ def progress(address: str, interval: float | None) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, end)
-    line = StatusLine(2, os.environ) if terminal_size(2, os.environ) is not None else None
+    line = StatusLine(2, os.environ) if not as_json and terminal_size(2, os.environ) is not None else None
     with job(address) as process, contextlib.suppress(OSError):
-        _show_until(ended, process, line, interval or (_LINES if line is None else _TERMINAL))
+        _show_until(ended, process, line, interval or (_LINES if line is None else _TERMINAL), as_json)
 
 
-def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | None, interval: float) -> None:
+def _show_until(
+    ended: threading.Event, process: CoreWorker, line: StatusLine | None, interval: float, as_json: bool
+) -> None:
     overview = JobOverview(process, _PATIENCE)
     began = read_session(process.session_dir).started
     job_ends = threading.Event()
@@ -71,6 +75,7 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
 
     process.exit_listeners.append(end)
     shown = text = ""
+    use: JobUse | None = None
     running = True
     samples_left, pause = _LAST_SAMPLES, _FIRST_PAUSE
     try:
@@ -85,7 +90,7 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
                 if line is not None:
                     line.show(text)
                 elif counts != shown and not last:
-                    _print(text)
+                    _print(use, text, began, as_json)
                 shown = counts
                 running = any(one.running for one in use.functions)
             if last and not (samples_left and running):
@@ -97,12 +102,25 @@ def _show_until(ended: threading.Event, process: CoreWorker, line: StatusLine | 
     finally:
         if line is not None:
             line.close()
-    if text:
-        _print(text)
+    if use is not None:
+        _print(use, text, began, as_json)
 
 
-def _print(text: str) -> None:
-    print(f"hpcray: {text}", file=sys.stderr, flush=True)
+def _print(use: JobUse, text: str, began: float, as_json: bool) -> None:
+    if not as_json:
+        print(f"hpcray: {text}", file=sys.stderr, flush=True)
+        return
+    functions = [{"name": one.name, **_counts([one])} for one in use.functions]
+    lost = sum(bool(one.problem) and not one.left for one in use.nodes)
+    print_record(
+        time=use.time, seconds=use.time - began, left=use.left, nodes=len(use.nodes), lost=lost,
+        **_counts(use.functions), functions=functions,
+    )  # fmt: skip
+
+
+def _counts(functions: Sequence[FunctionUse]) -> dict[str, int]:
+    whole = {name: sum(getattr(one, name) for one in functions) for name in _COUNTS}
+    return {"done": whole["ended"] - whole["failed"], **{name: whole[name] for name in ("running", "queued", "failed")}}
 
 
 def progress_text(use: JobUse, seconds: float, width: int | None) -> str:
@@ -113,7 +131,7 @@ def progress_text(use: JobUse, seconds: float, width: int | None) -> str:
     """
     whole = FunctionUse("", *(sum(getattr(one, name) for one in use.functions) for name in _COUNTS))
     left = f", {format_duration(use.left)} left" if use.left is not None else ""
-    lost = sum(bool(one.problem) for one in use.nodes)
+    lost = sum(bool(one.problem) and not one.left for one in use.nodes)
     parts = [f"{whole.ended - whole.failed} done", f"{whole.running} running"]
     parts += [f"{whole.queued} queued"] if whole.queued else []
     parts += [f"{whole.failed} failed"] if whole.failed else []

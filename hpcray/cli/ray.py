@@ -9,6 +9,7 @@ import sys
 
 import click
 
+from hpcray.cli import colour_wanted
 from hpcray.cli.ray_start import start, stop, symmetric_run
 from hpcray.cli.ray_status import health_check, status
 from hpcray.common.ray_version import RAY_VERSION
@@ -40,6 +41,7 @@ class _Commands(click.Group):
 @click.pass_context
 def main(context: click.Context) -> None:
     """Ray's command line, for clusters of hpcray. See also: hpcray --help"""
+    context.color = colour_wanted(os.environ)
     try:
         file_settings(os.environ)  # any command may need a directory that a configuration file names
     except ConfigFileError as error:

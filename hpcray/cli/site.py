@@ -15,6 +15,7 @@ from typing import Any
 import click
 from msgspec import structs
 
+from hpcray.cli import json_option, print_json
 from hpcray.cli.job_option import errors_as_messages
 from hpcray.common.terminal_text import plain
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
@@ -29,14 +30,19 @@ _MARKS = {OK: ("ok", "green"), NOTE: ("", ""), WARN: ("warn", "yellow"), FAIL: (
 
 
 @click.command()
-def version() -> None:
+@json_option("an object: the version")
+def version(as_json: bool) -> None:
     """Print the version."""
-    click.echo(package_version("hpcray", "a source directory, not installed"))
+    text = package_version("hpcray", "a source directory, not installed")
+    if as_json:
+        print_json({"version": text})
+    else:
+        click.echo(text)
 
 
 @click.command()
 @click.option("--require-rdma", is_flag=True, help="Fail unless object bytes would go over RDMA.")
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@json_option("a list of findings")
 @click.option("--here", is_flag=True, help="Examine this host only, in an allocation too.")
 def doctor(require_rdma: bool, as_json: bool, here: bool) -> None:
     """Examine the platform of a job: this host, or in a Slurm allocation every node of it.
@@ -49,7 +55,7 @@ def doctor(require_rdma: bool, as_json: bool, here: bool) -> None:
     rows = [DoctorRow(finding) for finding in examine(require_rdma)] if here or given.kind != "slurm" else []
     rows = rows or _examine_allocation(require_rdma)
     if as_json:
-        click.echo(json.dumps([{**asdict(row.finding), "nodes": row.nodes} for row in rows], indent=1))
+        print_json([{**asdict(row.finding), "nodes": row.nodes} for row in rows])
     else:
         _print_findings(rows, len(given.nodes))
     if any(row.finding.level == FAIL for row in rows):
@@ -104,7 +110,7 @@ def config() -> None:
 @config.command()
 @click.option("--changed", is_flag=True, help="Only settings that are not the default.")
 @click.option("-p", "--partition", help="As a job in this partition has them.")
-@click.option("--json", "as_json", is_flag=True, help="Print the settings as JSON.")
+@json_option("a list of settings: name, value, source")
 def show(changed: bool, partition: str | None, as_json: bool) -> None:
     """Print the settings that a job started here would have, each with its source.
 
@@ -117,7 +123,7 @@ def show(changed: bool, partition: str | None, as_json: bool) -> None:
         partitions = sorted({row.partition for row in file_settings(os.environ)} - {""})
     shown = [row for row in found if not changed or row.source != "default"]
     if as_json:
-        click.echo(json.dumps([structs.asdict(row) for row in shown], indent=1))
+        print_json([structs.asdict(row) for row in shown])
         return
     print_table(("name", "value", "source"), [(row.name, _shown(row.value), row.source) for row in shown])
     for path, named in files:
@@ -143,7 +149,7 @@ _TITLE = re.compile(r'^(?:#(?!!) *|"""|<h1[^>]*>)(.+?)(?:\.?(?:"""|</h1>)?)$')
 @click.command(name="copy")
 @click.argument("name", required=False)
 @click.argument("directory", metavar="[DIR]", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print what there is as JSON.")
+@json_option("a list of what there is; with NAME an object: the directory and its files")
 def copy_shipped(name: str | None, directory: Path | None, as_json: bool) -> None:
     """Copy an example, the templates of batch scripts (slurm) or the documentation (docs) to DIR, which is made.
 
@@ -154,7 +160,7 @@ def copy_shipped(name: str | None, directory: Path | None, as_json: bool) -> Non
     if name is None:
         rows = [(known, _title(path)) for known, path in found.items()]
         if as_json:
-            click.echo(json.dumps([{"name": known, "title": title} for known, title in rows], indent=1))
+            print_json([{"name": known, "title": title} for known, title in rows])
         else:
             print_table(("name", "what it is"), rows)
         return
@@ -168,7 +174,10 @@ def copy_shipped(name: str | None, directory: Path | None, as_json: bool) -> Non
     for path, new in files.items():
         new.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, new)
-    click.echo(f"{target}: {len(files)} file{'s' if len(files) > 1 else ''}")
+    if as_json:
+        print_json({"directory": str(target), "files": [str(new) for new in files.values()]})
+    else:
+        click.echo(f"{target}: {len(files)} file{'s' if len(files) > 1 else ''}")
 
 
 def shipped() -> dict[str, Path]:

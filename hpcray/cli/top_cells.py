@@ -66,7 +66,8 @@ def function_columns(width: int) -> list[Column]:
 def node_cells(use: NodeUse, width: int) -> list[Any]:
     """The cells of a node, as many as `node_columns`."""
     if use.problem:
-        cells: list[Any] = [str(use.index), Text("dead" if use.problem.startswith("dead") else "silent", style="red")]
+        state = use.problem.partition(":")[0] if use.problem != "no answer" else "silent"
+        cells: list[Any] = [str(use.index), Text(state, style="" if use.left else "red")]
         return cells + [""] * (len(node_columns(width)) - len(cells))
     used, limit = use.memory
     store = use.store
@@ -95,7 +96,7 @@ def is_slow(use: NodeUse) -> bool:
 
 def function_cells(one: FunctionUse, width: int, whole: float) -> list[Any]:
     """The cells of a function, as many as `function_columns`. whole: seconds of all functions."""
-    times = [format_duration(one.p50), format_duration(one.p99)] if one.ended else ["", ""]
+    times = [format_duration(one.p50), format_duration(one.p99)] if one.buckets else ["", ""]
     times.append(format_duration(one.total) if one.ended or one.running else "")
     failed = Text(str(one.failed), style="red") if one.failed else ""
     cells: list[Any] = [one.name, str(one.running or ""), str(one.queued or ""), str(one.ended or ""), failed, *times]
@@ -107,7 +108,7 @@ def function_cells(one: FunctionUse, width: int, whole: float) -> list[Any]:
 def headline(use: JobUse) -> Text:
     """The job in one line."""
     alive = [one for one in use.nodes if not one.problem]
-    lost = len(use.nodes) - len(alive)
+    lost = sum(bool(one.problem) and not one.left for one in use.nodes)
     store, capacity, disk = (sum(one.store[name] for one in alive) for name in ("used", "capacity", "on_disk"))
     parts = [f"{len(alive)} node{'s' * (len(alive) != 1)}" + (f", {lost} lost" if lost else "")]
     parts += [f"CPU {_used(alive, 'CPU')}"]

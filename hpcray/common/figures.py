@@ -29,17 +29,6 @@ def upper_bound(bucket: int) -> float:
     return float(10 ** ((bucket + 1) / _PER_DECADE) / 1e6)
 
 
-def quantile(buckets: Mapping[int, int], share: float) -> float:
-    """The run time in seconds below which this share of the runs is, to about a tenth; 0.0 where there are none."""
-    total = sum(buckets.values())
-    seen = 0
-    for bucket in sorted(buckets):
-        seen += buckets[bucket]
-        if seen >= share * total:
-            return float(10 ** ((bucket + 0.5) / _PER_DECADE) / 1e6)
-    return 0.0
-
-
 def add_functions(into: dict[str, FunctionRow], more: Mapping[str, FunctionRow]) -> None:
     """Add the rows of functions to those of the same names."""
     for name, (ended, failed, us, buckets) in more.items():

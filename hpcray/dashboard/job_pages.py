@@ -265,11 +265,15 @@ def totals(use: JobUse) -> dict[str, Any]:
 
 
 def node_states(nodes: Sequence[NodeUse]) -> dict[str, Any]:
-    """How many nodes are alive, silent and dead, and what is wrong with the first of those that are not alive."""
-    wrong = [node for node in nodes if node.problem]
+    """How many nodes are alive, silent and dead, and what is wrong with the first of those that are not alive.
+
+    Nodes that left in good order are none of them.
+    """
+    there = [node for node in nodes if not node.left]
+    wrong = [node for node in there if node.problem]
     dead = sum(1 for node in wrong if node.problem.startswith("dead"))
     rows = [{"node": node.index, "host": node.host, "problem": node.problem} for node in wrong[:_MOST_PROBLEMS]]
-    return {"alive": len(nodes) - len(wrong), "silent": len(wrong) - dead, "dead": dead, "problems": rows}
+    return {"alive": len(there) - len(wrong), "silent": len(wrong) - dead, "dead": dead, "problems": rows}
 
 
 def by_place(nodes: Sequence[NodeUse]) -> list[NodeUse]:

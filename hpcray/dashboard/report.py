@@ -18,9 +18,10 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from hpcray.common.figures import quantile
+from hpcray.common.figures import FunctionRow
 from hpcray.core.object_store.allocator import format_size
 from hpcray.dashboard.task_timeline import TaskTimeline
+from hpcray.diagnostics.figures_gathering import quantile
 from hpcray.history.job_history import JobHistory, NodePart, clock, program_name
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, explain
 from hpcray.state.reports import format_duration
@@ -391,11 +392,11 @@ class _Report:
         whole = sum(row[2] for _, row in self._functions) or 1
         rows = [
             (
-                name, f"{ended:,}", f"{failed:,}" if failed else "", _duration(us / 1e6), f"{100 * us / whole:.0f} %",
-                _duration(us / 1e6 / ended) if ended else "", _duration(quantile(buckets, 0.5)),
-                _duration(quantile(buckets, 0.99)),
+                name, f"{row[0]:,}", f"{row[1]:,}" if row[1] else "", _duration(row[2] / 1e6),
+                f"{100 * row[2] / whole:.0f} %",
+                *_times(row),
             )
-            for name, (ended, failed, us, buckets) in self._functions[:_MOST_FUNCTIONS]
+            for name, row in self._functions[:_MOST_FUNCTIONS]
         ]  # fmt: skip
         known = {name for name, _ in self._functions}
         only = {name for _, _, name, _ in self._history.running()} - known
@@ -412,7 +413,7 @@ class _Report:
             old, new = before.get(name, _NONE), now.get(name, _NONE)
             change = f"{100 * (new[2] / old[2] - 1):+.0f} %" if old[2] and new[2] else "new" if new[0] else "gone"
             rows.append((name, f"{old[0]:,}", f"{new[0]:,}", _duration(old[2] / 1e6), _duration(new[2] / 1e6), change,
-                         _duration(quantile(old[3], 0.5)), _duration(quantile(new[3], 0.5))))  # fmt: skip
+                         _duration(quantile(old, 0.5)), _duration(quantile(new, 0.5))))  # fmt: skip
         title = f"Against job {self._against.run.job}"
         columns = ("function", "ended then", "now", "time then", "now", "change", "median then", "now")
         return self._section(title, columns, rows[:_MOST_FUNCTIONS], 7)
@@ -476,7 +477,7 @@ class _Report:
         )
 
 
-_NONE: tuple[int, int, int, dict[int, int]] = (0, 0, 0, {})
+_NONE: FunctionRow = [0, 0, 0, {}]
 
 
 def _cpu_seconds(node: NodePart) -> float:
@@ -602,3 +603,11 @@ def _duration(seconds: float) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole else ""
+
+
+def _times(row: FunctionRow) -> tuple[str, str, str]:
+    """Mean, median and 99 % of the runs that have a time: what died with its process has none."""
+    runs = sum(row[3].values())
+    if not runs:
+        return "", "", ""
+    return _duration(row[2] / 1e6 / runs), _duration(quantile(row, 0.5)), _duration(quantile(row, 0.99))

@@ -37,7 +37,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import asdict
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from operator import itemgetter
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,7 @@ class TaskFigures:
         self._process = process
         self._functions: dict[str, FunctionRow] = {}
         self._last = 0.0
+        self._last_lost: tuple[Any, ...] | None = None
         self._partial = False
 
     def answer(self, running: list[dict[str, Any]]) -> dict[str, Any]:
@@ -100,6 +101,7 @@ class TaskFigures:
             running: the calls that run here.
         """
         self._count_ended()
+        self._count_lost()
         elapsed: dict[str, int] = {}
         for call in running:
             elapsed[call["name"]] = elapsed.get(call["name"], 0) + round(1e6 * call["seconds"])
@@ -141,6 +143,17 @@ class TaskFigures:
             bucket = bucket_of(us)
             row[3][bucket] = row[3].get(bucket, 0) + count
         add_functions(self._functions, found)
+
+    def _count_lost(self) -> None:
+        """Count our tasks and calls that have ended without a reply, as their process died, or before they ran: no
+        worker has them in its ring. They have no run time."""
+        failures = self._process.submitter.failures
+        new = list(takewhile(lambda row: row is not self._last_lost, reversed(failures)))
+        if new:
+            self._partial = self._partial or len(new) == failures.maxlen
+            self._last_lost = new[0]
+            counts = Counter(map(_NAME, new))
+            add_functions(self._functions, {name: [count, count, 0, {}] for name, count in counts.items()})
 
     def _queued(self) -> dict[str, int]:
         """Tasks and calls of ours that have not been sent, by name."""

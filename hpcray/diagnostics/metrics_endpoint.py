@@ -16,7 +16,9 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
+import re
 import socketserver
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -283,3 +285,31 @@ def read_metrics(session_dir: str, accept: str = "") -> str:
         while more := sock.recv(1 << 16):
             response += more
     return response.partition(b"\r\n\r\n")[2].decode()
+
+
+_SAMPLE = re.compile(r"([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)(?: .*)?")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_ESCAPES = {"\\n": "\n", '\\"': '"', "\\\\": "\\"}
+
+
+def parse_samples(text: str) -> list[dict[str, Any]]:
+    """Return the samples of a text in Prometheus's format, for programs that do not read it: name, type, labels, value.
+
+    A value that is no number, or has no bound, is None, as JSON has neither.
+    """
+    found: list[dict[str, Any]] = []
+    name = kind = ""
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            name, _, kind = line.removeprefix("# TYPE ").partition(" ")
+        elif not line.startswith("#") and (parts := _SAMPLE.fullmatch(line)):
+            labels = {
+                label: re.sub(r"\\[n\"\\]", lambda one: _ESCAPES[one[0]], value)
+                for label, value in _LABEL.findall(parts[2] or "")
+            }
+            value = float(parts[3])
+            own = kind if parts[1].startswith(name) else "untyped"
+            found.append(
+                {"name": parts[1], "type": own, "labels": labels, "value": value if math.isfinite(value) else None}
+            )
+    return found

@@ -247,7 +247,7 @@ class NodeFigures:
             add_counts(report.elapsed, said["elapsed"])
             report.partial = report.partial or said["partial"]
         times = sorted(report.functions.items(), key=lambda item: -item[1][2])[:_MOST_TIMES]
-        row = self.row() | {"times": {name: [ended, us] for name, (ended, _, us, _) in times}}
+        row = self.row() | {"times": {name: [sum(buckets.values()), us] for name, (_, _, us, buckets) in times}}
         report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(row)))
         return report
 

@@ -220,7 +220,8 @@ class BarManager:
             return ""
         where = "" if state["ip"] == self.ip else f", ip={state['ip']}"
         text = f"(pid={state['pid']}{where}) "
-        return f"\x1b[2m\x1b[36m{text}\x1b[0m" if sys.stderr is not None and sys.stderr.isatty() else text
+        coloured = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+        return f"\x1b[2m\x1b[36m{text}\x1b[0m" if coloured else text
 
 
 # ------------------------------------------------------------ tqdm ray

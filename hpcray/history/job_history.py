@@ -253,6 +253,11 @@ class JobHistory:
         """Nodes that took part and of which there is no file."""
         return [number for number in range(self.node_count) if number not in self.run.files]
 
+    @property
+    def submitted(self) -> str:
+        """The directory of the job of `hpcray submit` that this is a run of; "": of none."""
+        return next((node.began.submitted for node in self.nodes.values() if node.began is not None), "")
+
     def functions(self) -> dict[str, FunctionRow]:
         """Counts and times of all nodes, by function."""
         found: dict[str, FunctionRow] = {}

@@ -71,6 +71,8 @@ _STEPS = 50  # a change of a figure by less than one of so many steps is not wri
 _SECRET = re.compile(r"(?i)([\w-]*(?:token|secret|passw|api[-_]?key|credential)[\w-]*)([= ]+)('[^']*'|\S+)")
 _ACTOR_FIELDS = ("class_name", "name", "state", "node", "pid", "restarts", "reason", "worker", "detached")
 _GROUP_FIELDS = ("name", "strategy", "state", "bundles", "nodes")
+_SUBMITTED = "SUBMITIT_FOLDER"
+"""Variable of what `hpcray submit` has started: the directory of the job."""
 _SLURM_FACTS = (
     "SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_NUM_NODES", "SLURM_RESTART_COUNT",
     "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_CPUS_ON_NODE", "SLURM_MEM_PER_NODE", "SLURM_CLUSTER_NAME",
@@ -376,6 +378,7 @@ class NodeHistory(NodeExtension):
             at=time.time(),
             job=job_name(os.environ, session),
             run=session,
+            submitted=os.environ.get(_SUBMITTED, ""),
             node=self._node,
             nodes=context.cluster_size,
             host=info.host,

@@ -31,7 +31,8 @@ class Began(Struct, array_like=True, tag=1):
         program: command line of the program; "": not known here. total: resources. offset: seconds that this clock is
             ahead of the head's, None: not known. logs: directory of workers' log files that stay, "" for none.
         end: when the batch system ends the job, 0: not known. period: seconds between two looks.
-        earlier: whether this file continues another one of this node.
+        earlier: whether this file continues another one of this node. submitted: directory of the job of
+            `hpcray submit` that started it, "": none did.
     """
 
     at: Time
@@ -52,6 +53,7 @@ class Began(Struct, array_like=True, tag=1):
     offset: float | None = None
     slurm: dict[str, str] = {}
     python: str = ""
+    submitted: str = ""
 
 
 class Figures(Struct, array_like=True, tag=2):

@@ -25,7 +25,7 @@ from hpcray.common.exceptions import SubmitError
 from hpcray.jobs import LAUNCH, SCRIPT_OUTPUT, PickledCall, write_pickle
 from hpcray.jobs.batch_launch import BATCH, TIME_IS_UP, BatchLaunch
 from hpcray.jobs.batch_queues import submit_batch
-from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, jobs_folder, make_folder
+from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, folder_of, jobs_folder, make_folder
 from hpcray.platform.allocation import run_command
 from hpcray.platform.config_files import launch_config
 from hpcray.platform.launcher_environment import outside_of_job
@@ -99,6 +99,19 @@ def submit(
         SubmitError: an option is wrong, submitit or sbatch is missing, or sbatch refused the job. Nothing was started.
         TypeError: the function or its arguments do not pickle.
     """
+    launch, request, kind = _plan(
+        task, args, kwargs, nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node, mem=mem, time=time,
+        partition=partition, name=name, executor=executor, env=env, requeue=requeue, sbatch=sbatch,
+    )  # fmt: skip
+    return _start(launch, request, kind, make_folder(jobs_folder(folder), request.name))
+
+
+def _plan(
+    task: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, nodes: int, gpus_per_node: int | None,
+    cpus_per_node: int | None, mem: str | int | None, time: Time | None, partition: str | None, name: str | None,
+    executor: str, env: Mapping[str, str] | None, requeue: bool | int, sbatch: Mapping[str, str | bool] | None,
+) -> tuple[BatchLaunch, JobRequest, str]:  # fmt: skip
+    """What the batch process will run, the request to the batch system, and which executor it goes to; as `submit`."""
     script, call = _script_or_call(task, args, kwargs)
     name = name or (call.name if call is not None else script[1] if script[0] == "-m" else Path(script[0]).stem)
     request = check_request(name, nodes, gpus_per_node, cpus_per_node, mem, time, partition, requeue, env, sbatch)
@@ -124,7 +137,53 @@ def submit(
         time=request.time if kind != SLURM else None,
         env=request.env,
     )
-    return _start(launch, request, kind, make_folder(jobs_folder(folder), request.name))
+    return launch, request, kind
+
+
+@dataclass(frozen=True)
+class JobPreview:
+    """What `submit` would do.
+
+    Attributes:
+        executor: "slurm", "pbs", "flux" or "local".
+        script: for the batch system; "" for the local executor.
+        submit: the command that would take the script; () for the local executor.
+        command: the line that would start the nodes: of the batch script, or on this machine.
+    """
+
+    executor: str
+    script: str
+    submit: tuple[str, ...]
+    command: tuple[str, ...]
+
+
+def preview(
+    task: str | os.PathLike[str], *args: Any, folder: str | os.PathLike[str] | None = None, **options: Any
+) -> JobPreview:
+    """Return what `submit` would do with the same arguments; nothing is submitted or written.
+
+    Raises:
+        SubmitError: as `submit`, but for what only the batch system can say.
+    """
+    launch, request, kind = _plan(task, args, {}, **options)
+    own = folder_of(jobs_folder(folder), request.name)
+    command = (*(("env", *words_of(request.env)) if request.env else ()), *launch.line(own))
+    if kind == LOCAL:
+        return JobPreview(kind, "", (), command)
+    if kind == SLURM:
+        executor = _slurm(import_submitit(), request, own)
+        script = executor._make_submission_file_text(executor._submitit_command_str, own.name)
+        return JobPreview(kind, script, ("sbatch",), command)
+    try:
+        line = BATCH_SYSTEMS[kind].submit_line(batch_request(request, str(own / SCRIPT_OUTPUT)))
+    except ValueError as error:
+        raise SubmitError(str(error)) from None
+    return JobPreview(kind, _batch_script(own), tuple(line), command)
+
+
+def words_of(variables: Mapping[str, str]) -> list[str]:
+    """Return variables as words of `env`."""
+    return [f"{name}={value}" for name, value in variables.items()]
 
 
 def _start(launch: BatchLaunch, request: JobRequest, kind: str, own: Path) -> SubmittedJob[Any]:

@@ -320,14 +320,19 @@ def jobs_folder(given: str | os.PathLike[str] | None = None) -> Path:
     return Path(place.path)
 
 
+def folder_of(base: Path, name: str) -> Path:
+    """Return a new path for the directory of one job."""
+    label = re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:40]
+    return base / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}-{os.urandom(3).hex()}"
+
+
 def make_folder(base: Path, name: str) -> Path:
     """Make a 0700 directory for one job.
 
     Raises:
         SubmitError: the directory cannot be made, or others could write into `base`: what lies there is unpickled.
     """
-    label = re.sub(r"[^A-Za-z0-9_.]+", "_", name)[:40]
-    own = base / f"{time.strftime('%Y%m%d-%H%M%S')}-{label}-{os.urandom(3).hex()}"
+    own = folder_of(base, name)
     try:
         with PrivateDirectory.open(str(base), True, OTHERS, ancestors=True) as jobs:
             jobs.directory(own.name, True, CLOSED).close()

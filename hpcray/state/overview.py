@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from hpcray.common.figures import FunctionRow, quantile
+from hpcray.common.figures import FunctionRow
 from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.job_names import parse_worker_log_name
 from hpcray.common.labels import Place, place_of
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, stacks
-from hpcray.diagnostics.figures_gathering import FIGURES
+from hpcray.diagnostics.figures_gathering import FIGURES, quantile
 from hpcray.platform.session_directory import read_session
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.reports import show_stacks
@@ -64,6 +64,15 @@ class NodeUse:
     slowness: float | None = None
     place: Place = ()
     row: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def left(self) -> bool:
+        """True if it has left the job in good order: nothing is wrong with it, and it is not lost."""
+        return self.problem.startswith("left")
+
+
+_IN_ORDER = ("it was removed", "it was idle", "it was sent SIG", "it was leaving")
+"""How the reasons of nodes begin that left because they were asked to: by a user, the autoscaler or a signal."""
 
 
 @dataclass
@@ -183,7 +192,9 @@ def _node_use(
     index, host, place = listed["Index"], listed["NodeManagerHostname"], place_of(listed["Labels"])
     use = NodeUse(index, host, listed["NodeID"], latency=latency, place=place)
     if row is None:
-        use.problem = "no answer" if listed["Alive"] else f"dead: {listed['DeathReason'] or 'no reason is known'}"
+        reason = listed["DeathReason"] or "no reason is known"
+        end = "left" if reason.startswith(_IN_ORDER) else "dead"
+        use.problem = "no answer" if listed["Alive"] else f"{end}: {reason}"
         return use
     memory, cpu, store = row["memory"], row["cpu"], row["store"]
     use.row, use.store, use.gpus, use.workers = row, store, row["gpus"], row["workers"]
@@ -219,7 +230,7 @@ def _slowness(row: Mapping[str, Any], functions: Mapping[str, FunctionRow]) -> f
     took = usual = 0.0
     for name, (ended, us) in row.get("times", {}).items():
         known: Sequence[Any] = functions.get(name, (0, 0, 0, {}))
-        others, others_us = known[0] - ended, known[2] - us
+        others, others_us = sum(known[3].values()) - ended, known[2] - us
         if ended > 0 and others > 0:
             took += us
             usual += ended * max(0, others_us) / others
@@ -231,12 +242,13 @@ def _functions(report: Mapping[str, Any], before: Mapping[str, FunctionUse], ela
     names = {*functions, *report["running"], *report["queued"]}
     found = []
     for name in names:
-        ended, failed, us, buckets = functions.get(name, (0, 0, 0, {}))
+        row = functions.get(name, [0, 0, 0, {}])
+        ended, failed, us, buckets = row
         last = before.get(name)
         rate = max(0, ended - last.ended) / elapsed if last is not None and elapsed > 0 else 0.0
         found.append(FunctionUse(
             name, report["running"].get(name, 0), report["queued"].get(name, 0), ended, failed, rate, us / 1e6,
-            quantile(buckets, 0.5), quantile(buckets, 0.99), buckets, report["elapsed"].get(name, 0) / 1e6,
+            quantile(row, 0.5), quantile(row, 0.99), buckets, report["elapsed"].get(name, 0) / 1e6,
         ))  # fmt: skip
     return sorted(found, key=lambda one: (-one.total, -one.running, -one.queued, one.name))
 

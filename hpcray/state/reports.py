@@ -1,19 +1,22 @@
 """Text of the commands that look at a running job: tables, `hpcray status`, `memory` and `stack`.
 
 The functions yield lines. Lines are complete however wide they are; `print_table` adds colours and rules on a terminal
-that has room for them.
+that has room for them. Colours are there too where the click context of the command asks for them (`color`), as
+FORCE_COLOR has it do, and are nowhere where it refuses them.
 """
 
 from __future__ import annotations
 
 import io
 import linecache
+import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+from click.globals import resolve_color_default
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -63,22 +66,35 @@ def table_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Co
     """
     rows = list(rows)
     if rows:
-        console = Console(file=io.StringIO(), width=_UNLIMITED_WIDTH, color_system=None, force_terminal=False)
-        with console.capture() as captured:
-            console.print(_table(columns, rows, right, None))
-        for line in captured.get().splitlines():
-            yield line.rstrip()
+        yield from _lines_of(columns, rows, right, coloured=False)
+
+
+def _lines_of(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], right: Collection[str], coloured: bool
+) -> Iterator[str]:
+    colours: Literal["standard"] | None = "standard" if coloured else None
+    console = Console(file=io.StringIO(), width=_UNLIMITED_WIDTH, color_system=colours, force_terminal=coloured)
+    with console.capture() as captured:
+        console.print(_table(columns, rows, right, None))
+    for line in captured.get().splitlines():
+        yield line.rstrip()
+
+
+def _terminal() -> Console:
+    """Standard output, which is a terminal."""
+    colours = {True: "standard", False: None, None: "auto"}[resolve_color_default()]
+    return Console(highlight=False, markup=False, force_terminal=True, color_system=colours)  # type: ignore[arg-type]
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table to standard output: plain and complete in a pipe; on a terminal with rules, and so narrow that it
     fits: the widest columns are cut, then the last ones left out, and a line says which."""
     rows = list(rows)
-    console = Console()
-    if not rows or not console.is_terminal:
-        for line in table_lines(columns, rows):
+    if not rows or not sys.stdout.isatty():
+        for line in _lines_of(columns, rows, (), coloured=bool(resolve_color_default())) if rows else ():
             print(line)
         return
+    console = _terminal()
     shown = fit_columns(columns, rows, console.width - 1)
     names, *cut = [[_cut(value, width) for value, width in zip(row, shown, strict=False)] for row in (columns, *rows)]
     console.print(_table(names, cut, (), box.SIMPLE_HEAD))
@@ -88,10 +104,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 def print_text(text: str, style: str = "") -> None:
     """Print a line to standard output; on a terminal in as many lines as it takes."""
-    console = Console(highlight=False, markup=False)
     text = plain(text)
-    if console.is_terminal:
-        console.print(text, style=style or None)
+    if sys.stdout.isatty():
+        _terminal().print(text, style=style or None)
     else:
         print(text)
 
@@ -413,7 +428,7 @@ def _owner_cells(listed: Iterable[dict[str, Any]]) -> list[tuple[str, str, str]]
 
 def print_stores(rows: list[dict[str, Any]]) -> None:
     """Print the lines of `show_stores`; on a terminal with tables that fit it."""
-    if not Console().is_terminal:
+    if not sys.stdout.isatty():
         for line in show_stores(rows):
             print(line)
         return

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from hpcray.common.figures import add_counts, add_functions, quantile
+from hpcray.common.figures import add_counts, add_functions, bucket_of
 from hpcray.common.ids import make_proc, node_of
 from hpcray.core.effects import Send
-from hpcray.diagnostics.figures_gathering import FANOUT, FIGURES, FiguresGathering, FiguresReport
+from hpcray.diagnostics.figures_gathering import FANOUT, FIGURES, FiguresGathering, FiguresReport, quantile
 from hpcray.protocol import messages as m
 
 LINK = 0.0005  # seconds on the wire
@@ -159,6 +159,17 @@ def test_questions_of_several_observers_are_answered_each() -> None:
 
 @pytest.mark.parametrize(("us", "share"), [(1500, 0.5), (2e6, 0.99)])
 def test_quantiles_are_right_to_about_a_tenth(us: float, share: float) -> None:
-    from hpcray.common.figures import bucket_of
+    assert quantile([100, 0, 100 * us, {bucket_of(us): 100}], share) == pytest.approx(us / 1e6, rel=0.15)
 
-    assert quantile({bucket_of(us): 100}, share) == pytest.approx(us / 1e6, rel=0.15)
+
+@pytest.mark.parametrize("times", [[1.0e6], [1.0e6] * 3, [10.0, 1.0e6], [1000.0, 1100.0, 1.02e6]])
+def test_no_quantile_exceeds_the_longest_run(times: list[float]) -> None:
+    buckets = Counter(map(bucket_of, times))
+    found = [quantile([len(times), 0, sum(times), buckets], share) for share in (0.5, 0.99)]
+    assert found[0] <= found[1] <= 1.01 * max(times) / 1e6
+    assert found[1] == pytest.approx(max(times) / 1e6, rel=0.15)
+
+
+def test_runs_without_a_time_have_no_quantile_and_change_none() -> None:
+    assert quantile([3, 3, 0, {}], 0.5) == 0.0
+    assert quantile([4, 3, 2e6, {bucket_of(2e6): 1}], 0.99) == 2.0

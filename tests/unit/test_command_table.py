@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -13,8 +14,10 @@ import pytest
 from click.testing import CliRunner
 from helpers.jobs import ROOT
 
-from hpcray.cli.__main__ import GROUPS, main
+from hpcray.cli import JSON_HELP
+from hpcray.cli.__main__ import GROUPS, WITHOUT_JSON, main
 from hpcray.cli.site import copy_shipped, shipped
+from hpcray.diagnostics.metrics_endpoint import parse_samples
 
 NAMES = [name for rows in GROUPS.values() for name in rows]
 HEAVY = {"asyncio", "numpy", "rich", "textual", "hpcray.api", "hpcray.runtime"}
@@ -84,6 +87,85 @@ def test_a_program_that_is_called_hpcray_has_all_names(tmp_path: Path) -> None:
 def test_a_command_without_anything_to_do_is_an_error(words: list[str], said: str) -> None:
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2 and said in " ".join(done.output.split())
+
+
+# ------------------------------------------------------------ --json
+
+
+def commands_of(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
+    """All commands that do something, hidden ones too, with the words that call them."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands_of(command, (*path, name))
+        if not isinstance(command, click.Group) or command.invoke_without_command:
+            yield " ".join((*path, name)), command
+
+
+def without_json(group: click.Group) -> set[str]:
+    """The commands that have no option `--json` that says what is printed."""
+    return {
+        name
+        for name, command in commands_of(group)
+        if not any(
+            isinstance(one, click.Option) and one.opts == ["--json"] and (one.help or "").startswith(JSON_HELP)
+            for one in command.params
+        )
+    }
+
+
+def test_every_command_has_json_or_a_reason() -> None:
+    assert without_json(main) == WITHOUT_JSON.keys()
+    assert all(reason for reason in WITHOUT_JSON.values())
+
+
+def test_a_new_command_without_json_is_found() -> None:
+    group = click.Group("new", commands={"one": click.Command("one"), "two": click.Group("two")})
+    group.commands["two"].add_command(click.Command("three", params=[click.Option(["--json"], is_flag=True)]))  # type: ignore[attr-defined]
+    assert without_json(group) == {"one", "two three"}
+
+
+def test_the_documentation_has_one_table_of_what_each_command_prints() -> None:
+    page = (ROOT / "docs" / "reference" / "commands.md").read_text()
+    table = page.partition("## JSON")[2].partition("\n## ")[0]
+    shown = {name for name, command in commands_of(main) if not command.hidden}
+    assert {
+        line.split("`")[1].removeprefix("hpcray ") for line in table.splitlines() if line.startswith("| `")
+    } == shown
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["version"], ["config", "show"], ["copy"], ["doctor", "--here"], ["jobs"], ["cancel", "nosuch"],
+        ["jobs", "rm", "nosuch"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_with_json_standard_output_is_one_value(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    json.loads(CliRunner().invoke(main, [*words, "--json"]).stdout)
+
+
+def test_a_copy_says_its_files_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert json.loads(copy("digits", "--json")[1]) == {"directory": "digits", "files": ["digits/digits.py"]}
+
+
+def test_samples_of_metrics_are_parsed() -> None:
+    text = (
+        '# HELP a_total things\n# TYPE a_total counter\na_total{node="0",what="x, \\"y\\" {1}"} 3.0\n'
+        '# HELP b b\n# TYPE b histogram\nb_bucket{le="+Inf"} 2\nb_sum NaN\n'
+    )
+    assert parse_samples(text) == [
+        {"name": "a_total", "type": "counter", "labels": {"node": "0", "what": 'x, "y" {1}'}, "value": 3.0},
+        {"name": "b_bucket", "type": "histogram", "labels": {"le": "+Inf"}, "value": 2.0},
+        {"name": "b_sum", "type": "histogram", "labels": {}, "value": None},
+    ]
 
 
 # ------------------------------------------------------------ copy

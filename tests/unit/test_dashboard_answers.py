@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from hpcray.dashboard.app import AnswerCache, NoAnswerError, TableQuery, table_page
-from hpcray.dashboard.job_pages import by_place, by_site, choose_nodes, node_row, parse_node, parse_nodes, wait_graph
+from hpcray.dashboard.job_pages import (
+    by_place,
+    by_site,
+    choose_nodes,
+    node_row,
+    node_states,
+    parse_node,
+    parse_nodes,
+    wait_graph,
+)
 from hpcray.dashboard.task_timeline import TaskTimeline
 from hpcray.diagnostics.wait_graph import WaitReason
 from hpcray.state.overview import NodeUse
@@ -113,6 +122,15 @@ def test_64_000_rows_are_a_page_within_a_second() -> None:
 
 
 # ------------------------------------------------------------ large jobs
+
+
+def test_nodes_that_left_in_good_order_are_neither_lost_nor_dead() -> None:
+    nodes = [
+        node(0, 1), node(1, 0, "left: it was removed"), node(2, 0, "dead: its host is gone"), node(3, 0, "no answer"),
+    ]  # fmt: skip
+    found = node_states(nodes)
+    assert (found["alive"], found["silent"], found["dead"]) == (1, 1, 1)
+    assert [row["node"] for row in found["problems"]] == [2, 3]
 
 
 def node(index: int, workers: int, problem: str = "") -> NodeUse:

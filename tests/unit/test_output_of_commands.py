@@ -1,15 +1,23 @@
-"""Output of commands is text that may have any bytes: names of users, comments and paths in Slurm's answers."""
+"""Output of commands that hpcray runs may have any bytes; that of its own is plain where it goes to no terminal."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import os
+import pty
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.jobs import ROOT
 from helpers.source_laws import Source, parse, tree
 
 from hpcray.jobs.batch_queues import query_state
+from hpcray.jobs.submitted_job import JobRecord, make_folder
 
 
 def strict_texts(source: Source) -> Iterator[int]:
@@ -38,3 +46,72 @@ def test_bytes_of_slurm_that_are_no_utf8_end_nothing(tmp_path: Path, monkeypatch
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert isinstance(query_state("987654"), str)
+
+
+# ------------------------------------------------------------ colours
+
+NO, FORCE = {"NO_COLOR": "1"}, {"FORCE_COLOR": "1"}
+
+
+@pytest.fixture
+def job_of_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job that is listed: its state has a colour."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HPCRAY_HISTORY_DIR", str(tmp_path / "history"))
+    folder = make_folder(tmp_path / ".hpcray-jobs", "mine")
+    JobRecord("1", "mine", "local", 1, 0.0, None, 0, ("p.py",)).write(folder)
+
+
+def shown(words: list[str], terminal: bool, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> str:
+    """The output of a command, in a pipe or on a terminal."""
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {**environ, "TERM": "xterm"}.items():
+        monkeypatch.setenv(name, value)
+    command = [sys.executable, "-m", "hpcray.cli", *words]
+    variables = {**os.environ, "PYTHONPATH": str(ROOT)}
+    if not terminal:
+        return subprocess.run(command, capture_output=True, timeout=60, env=variables, check=False).stdout.decode()
+    main, side = pty.openpty()
+    child = subprocess.Popen(command, stdin=side, stdout=side, stderr=subprocess.DEVNULL, env=variables)
+    os.close(side)
+    text = b""
+    with contextlib.suppress(OSError):  # EIO: the command has ended
+        while data := os.read(main, 1 << 16):
+            text += data
+    child.wait(60)
+    os.close(main)
+    return text.decode()
+
+
+@pytest.mark.usefixtures("job_of_history")
+@pytest.mark.parametrize("words", [["doctor", "--here"], ["jobs"], ["copy"]], ids=" ".join)
+def test_colours_are_where_a_terminal_is_or_they_are_wanted(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = shown(words, False, monkeypatch, {})
+    assert plain and "\x1b" not in plain
+    assert shown(words, False, monkeypatch, NO) == plain
+    assert shown(words, False, monkeypatch, {"NO_COLOR": "", "FORCE_COLOR": ""}) == plain, "empty ones do not count"
+    assert "\x1b[" in shown(words, True, monkeypatch, {})
+    assert "\x1b" not in shown(words, True, monkeypatch, NO)
+    assert "\x1b" not in shown(words, True, monkeypatch, {**NO, **FORCE}), "NO_COLOR counts more"
+    forced = shown(words, False, monkeypatch, FORCE)
+    assert "\x1b[" in forced
+    without = [re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip() for line in forced.splitlines()]
+    assert without == [line.rstrip() for line in plain.splitlines()], "colours change no line, and cut none"
+
+
+def own_colours(source: Source) -> Iterator[int]:
+    """Lines of a command that colour text past click's context: consoles of rich, and escapes."""
+    for node in source.of_kind(ast.Call):
+        if isinstance(node.func, ast.Name) and node.func.id == "Console":
+            yield node.lineno
+    for text in source.of_kind(ast.Constant):
+        if isinstance(text.value, str) and re.search("\x1b\\[[0-9;]*[349][0-7]m", text.value):
+            yield text.lineno
+
+
+def test_no_command_colours_text_by_itself() -> None:
+    found = {source.path: list(own_colours(source)) for source in tree() if "cli/" in source.path}
+    assert found and not [path for path, lines in found.items() if lines], "click.style, print_table or print_text"
+    assert list(own_colours(parse("x.py", "Console(width=3)"))) == [1]
+    assert list(own_colours(parse("x.py", "print('\x1b[31mred')"))) == [1]

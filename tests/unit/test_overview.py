@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from hpcray.cli.progress import progress_text
+from hpcray.cli.top_cells import headline, node_cells
 from hpcray.common.figures import bucket_of
 from hpcray.diagnostics.metrics_endpoint import OPENMETRICS, metrics_text
 from hpcray.state import overview
@@ -72,7 +74,7 @@ def job(monkeypatch: pytest.MonkeyPatch) -> tuple[JobOverview, dict[str, Any]]:
 
 
 def test_a_node_is_slow_where_the_same_functions_take_longer_than_elsewhere() -> None:
-    slowness, functions = overview._slowness, {"f": [30, 0, 50_000, {}], "alone": [5, 0, 9_000, {}]}
+    slowness, functions = overview._slowness, {"f": [33, 3, 50_000, {46: 30}], "alone": [5, 0, 9_000, {40: 5}]}
     assert slowness({"times": {"f": [10, 30_000], "alone": [5, 9_000]}}, functions) == 3.0
     assert slowness({"times": {"f": [20, 20_000]}}, functions) == 1 / 3
     assert slowness({"times": {"alone": [5, 9_000]}}, functions) is None and slowness({}, functions) is None
@@ -108,6 +110,31 @@ def test_a_node_that_does_not_answer_is_shown_as_such(job: tuple[JobOverview, di
     view, report = job
     report["nodes"] = [node_row(0, 1.0)]
     assert [node.problem for node in view.sample().nodes] == ["", "no answer"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "state", "lost"),
+    [
+        ("it was removed", "left", False),
+        ("it was idle", "left", False),
+        ("it was sent SIGTERM", "left", False),
+        ("it was not heard of for 5.0 s", "dead", True),
+        ("", "dead", True),
+    ],
+)
+def test_a_node_that_left_because_it_was_asked_to_is_not_lost(
+    job: tuple[JobOverview, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, reason: str, state: str, lost: bool
+) -> None:
+    view, report = job
+    report["nodes"] = [node_row(0, 1.0)]
+    rows = FakeProcess().nodes()
+    rows[1] |= {"Alive": False, "DeathReason": reason}
+    monkeypatch.setattr(FakeProcess, "nodes", lambda self: rows)
+    use = view.sample()
+    assert use.nodes[1].problem.startswith(f"{state}: ") and use.nodes[1].left is not lost
+    assert ("1 lost" in headline(use).plain) is lost
+    assert ("1 of 2 nodes lost" in progress_text(use, 1.0, None)) is lost
+    assert str(node_cells(use.nodes[1], 80)[1]) == state
 
 
 def sample(job: tuple[JobOverview, dict[str, Any]]) -> tuple[JobUse, NodeUse]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
+import shlex
 import signal
 import stat
 import subprocess
@@ -425,3 +427,69 @@ def test_import_of_hpcray_cluster_loads_nothing_of_jobs() -> None:
 def _program(path: Path, text: str) -> None:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
+
+
+# ------------------------------------------------------------ --dry-run
+
+
+def _without_folder(script: str, jobs: Path) -> str:
+    return re.sub(rf"{re.escape(str(jobs))}/[^/\s]+", "FOLDER", script)
+
+
+@pytest.mark.parametrize("executor", ["slurm", "pbs", "flux"])
+def test_a_dry_run_prints_the_script_that_would_be_submitted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, executor: str
+) -> None:
+    pytest.importorskip("submitit")
+    keep = f'touch {tmp_path}/called; echo "$0 $*" | sed "s,^[^ ]*/,," > {tmp_path}/line; '
+    for name in ("srun", "squeue", "sacct", "qstat"):
+        _program(tmp_path / name, "exit 1")
+    _program(tmp_path / "sbatch", f'{keep}cp "$1" {tmp_path}/script; echo Submitted batch job 77')
+    for name in ("qsub", "flux"):
+        _program(tmp_path / name, f"{keep}cat > {tmp_path}/script; echo 77")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    program, jobs = tmp_path / "p.py", tmp_path / "jobs"
+    program.write_text("")
+    words = ["--folder", str(jobs), "-N", "3", "-t", "10", "-p", "fast", "-x", "A=b c", "--executor", executor]
+    rest = [str(program), "--steps", "3"]
+    dry = CliRunner().invoke(main, ["submit", "--dry-run", "--json", *words, *rest])
+    shown = CliRunner().invoke(main, ["submit", "--dry-run", *words, *rest])
+    assert (dry.exit_code, shown.exit_code) == (0, 0), dry.output
+    assert not (tmp_path / "called").exists() and not jobs.exists(), "nothing is submitted or written"
+    found = json.loads(dry.stdout)
+    assert found["executor"] == executor and found["command"][:2] == ["env", "A=b c"]
+    assert found["command"][-3:] == rest and found["command"][found["command"].index("-n") + 1] == "3"
+
+    assert CliRunner().invoke(main, ["submit", *words, *rest]).exit_code == 0
+    submitted = _without_folder((tmp_path / "script").read_text(), jobs)
+    assert _without_folder(found["script"], jobs) == submitted
+    assert _without_folder(shown.stdout, jobs).startswith(submitted.rstrip())
+    if executor != "slurm":  # whose options are in the script
+        line = _without_folder((tmp_path / "line").read_text().strip(), jobs)
+        assert _without_folder(" ".join(found["submit"]), jobs) == line
+
+
+def test_a_dry_run_on_this_machine_prints_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("submitit")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.py").write_text("")
+    done = CliRunner().invoke(main, ["submit", "--dry-run", "--executor", "local", "-N", "2", "p.py", "a b"])
+    words = shlex.split(done.stdout)
+    assert done.exit_code == 0 and parse_options(words[words.index("hpcray.cli.launch") + 1 :]).nodes == 2
+    assert words[-2:] == [str(tmp_path / "p.py"), "a b"]
+    assert not (tmp_path / ".hpcray-jobs").exists()
+    done = CliRunner().invoke(main, ["submit", "--dry-run", "--executor", "local", "nosuch.py"])
+    assert done.exit_code == 1 and "no script" in done.output
+
+
+def test_the_json_of_a_submission_says_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _program(tmp_path / "qsub", "cat > /dev/null; echo 77.server")
+    _program(tmp_path / "qstat", "exit 1")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "p.py").write_text("")
+    done = CliRunner().invoke(main, ["submit", "--json", "--executor", "pbs", "-N", "2", "p.py"])
+    found = json.loads(done.stdout)
+    assert {**found, "folder": ""} == {"job_id": "77.server", "name": "p", "executor": "pbs", "nodes": 2, "folder": ""}
+    assert Path(found["folder"]).parent == tmp_path / ".hpcray-jobs"

@@ -197,7 +197,7 @@ def print_to_stdstream(batch: LogBatch, ignore_prefix: bool = False) -> None:
     """
     stream = sys.stderr if batch["is_err"] else sys.stdout
     if stream is not None:
-        colored = os.environ.get("RAY_COLOR_PREFIX") == "1" or stream.isatty()
+        colored = os.environ.get("RAY_COLOR_PREFIX") == "1" or (stream.isatty() and not os.environ.get("NO_COLOR"))
         print_worker_logs(batch, stream, ignore_prefix, colored)
 
 
