@@ -289,7 +289,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 class _JobOutput:
-    """What a submitted job writes to one of its files, on the way to the same stream here; or as records."""
+    """The output that a submitted job writes to one of its files, on the way to the same stream here; or as records."""
 
     def __init__(self, stream: str, as_json: bool) -> None:
         self._stream, self._as_json = stream, as_json
