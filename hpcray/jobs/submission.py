@@ -111,7 +111,7 @@ def _plan(
     cpus_per_node: int | None, mem: str | int | None, time: Time | None, partition: str | None, name: str | None,
     executor: str, env: Mapping[str, str] | None, requeue: bool | int, sbatch: Mapping[str, str | bool] | None,
 ) -> tuple[BatchLaunch, JobRequest, str]:  # fmt: skip
-    """Return the launch of the batch process, the request to the batch system, and the kind of executor; as `submit`."""
+    """Return what the batch process runs, the request to the batch system, and the kind of executor; as `submit`."""
     script, call = _script_or_call(task, args, kwargs)
     name = name or (call.name if call is not None else script[1] if script[0] == "-m" else Path(script[0]).stem)
     request = check_request(name, nodes, gpus_per_node, cpus_per_node, mem, time, partition, requeue, env, sbatch)
