@@ -81,6 +81,7 @@ _OTHER_VARIABLES = (
     "SHARE_GPUS",
     "START_BELL",
     "START_DIR",
+    "START_GUARD",
     "TERMINAL",
     "TMPDIR",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from rich.text import Text
 
@@ -38,7 +40,7 @@ def test_columns_may_be_aligned_on_the_right() -> None:
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
