@@ -69,6 +69,7 @@ def test_a_job_that_hangs_gives_its_nodes_back_and_says_why(slurm: Slurm) -> Non
     assert "hang: " in why.out and "stuck" in why.out, f"{why.out}\n{why.err}"
 
 
+@pytest.mark.slow  # a minute and more
 def test_a_suspended_job_is_not_hung(slurm: Slurm) -> None:
     program = slurm.write(SUSPENDED)
     job = slurm.sbatch("-N1", slurm.source / "slurm" / "cpu.sbatch", "--end-hangs", "20", program)
@@ -108,6 +109,7 @@ for ended in ray.get(refs):
 """
 
 
+@pytest.mark.slow  # a minute and more
 def test_a_job_for_which_another_machine_works_is_not_hung(slurm: Slurm) -> None:
     sshd = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
     if sshd is None or not shutil.which("ssh"):
