@@ -331,3 +331,32 @@ class TestSignalsOfTheProgram:
             for ref in refs[::2]:
                 ray.cancel(ref)
             assert ray.get(refs[1::2], timeout=30) == list(range(1, 20, 2))
+
+
+@hpcray_only
+def test_a_collection_is_put_off_only_where_it_may_call_code_of_the_user():
+    from hpcray.runtime.core_worker.interruptions import _may_call
+
+    class WithDestructor:
+        __slots__ = ()
+
+        def __del__(self):
+            pass
+
+    class Plain:  # there may be a weak reference to it, with a callback
+        pass
+
+    class Slots:
+        __slots__ = ("value",)
+
+    def suspended():
+        yield
+
+    async def coroutine():
+        pass
+
+    waiting = coroutine()
+    waiting.close()
+    assert all(_may_call(type(one)) for one in (WithDestructor(), Plain(), suspended(), waiting))
+    harmless = ([], {}, set(), (), b"", Slots(), same.remote(1), len, lambda: 1)
+    assert [type(one) for one in harmless if _may_call(type(one))] == []

@@ -7,8 +7,8 @@ for anything. So they come a moment later, when the lock is free:
 - A handler in Python that interrupts such code is not called; its signal is raised again when the lock is free. Nor,
   for a while, where other code of ours is at work that does not sleep: a handler may raise an exception. For that,
   `signal.signal` puts a `SignalHandler` in the place of each handler; `signal.getsignal` returns the user's own.
-- A collection that Python begins there finds no garbage: all that it looks at is referred to meanwhile. It is made up
-  for as soon as the lock is free.
+- A collection that Python begins there finds no garbage, where any of it could call code of the user: all that it looks
+  at is referred to meanwhile. It is made up for as soon as the lock is free.
 
 Nothing of this is on the way of a call. What is freed while the lock is held, without the garbage collector, has its
 destructor called at once; where that waits, it gets an error (`io_engine.REENTRANT_WAIT`).
@@ -23,6 +23,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from itertools import chain, compress, repeat, starmap
 from operator import is_not
 from time import monotonic, sleep
@@ -168,19 +169,36 @@ class _HandlerContext:
             gc.collect(generation)
 
 
-def _collected_objects(generation: int) -> list[Any]:
+def _collected_objects(young: int) -> list[Any]:
     """Return the objects of a generation that can be part of a cycle: all but tuples, which only refer to others.
 
     Another thread may just be making a tuple, and Python raises a SystemError in it if anything else refers to that
     tuple. So no reference to a tuple may exist when threads switch, which they do between two steps of Python's: this
     is one step. The objects are listed twice, once for their types, in the same order.
     """
-
-    def listed() -> Iterator[Any]:
-        return chain.from_iterable(starmap(gc.get_objects, ((generation,),)))
-
     # The second list is read to its end: the result has these iterators, too, and one that is open would keep its list.
-    return list(compress(chain(listed(), repeat(None)), map(is_not, map(type, listed()), repeat(tuple))))
+    return list(compress(chain(_listed(young), repeat(None)), map(is_not, map(type, _listed(young)), repeat(tuple))))
+
+
+def _listed(young: int) -> Iterator[Any]:
+    """The objects of a generation, listed when the first is read."""
+    return chain.from_iterable(starmap(gc.get_objects, ((young,),)))
+
+
+def _calls_user_code(generation: int) -> bool:
+    """Return whether a collection of this generation may call code of the user.
+
+    Mostly not, and then it goes on as it is: to hold its objects promotes what lives for a moment only, so that the
+    last generation would be collected all the time, which took as long as to submit the tasks.
+    """
+    return any(map(_may_call, set(map(type, chain.from_iterable(map(_listed, range(generation + 1)))))))
+
+
+@lru_cache(1024)
+def _may_call(kind: type) -> bool:
+    """Return whether the end of an object of a type may: its destructor, or the callback of a weak reference to it."""
+    weak = kind.__weakrefoffset__ and kind.__flags__ & 1 << 9  # Py_TPFLAGS_HEAPTYPE: no type of Python's own
+    return kind.__module__.partition(".")[0] != "hpcray" and (hasattr(kind, "__del__") or bool(weak))
 
 
 _context: _HandlerContext | None = None
@@ -255,7 +273,7 @@ def _on_collection(phase: str, info: dict[str, int]) -> None:
             context.held = None
         return
     collecting.append(True)
-    if context is not None and context.engine.holds_lock():
+    if context is not None and context.engine.holds_lock() and _calls_user_code(info["generation"]):
         context.keep_all(info["generation"])
 
 
