@@ -226,7 +226,7 @@ def print_worker_logs(
             text = line.split(LOG_PREFIX_INFO_MESSAGE)[1] if LOG_PREFIX_INFO_MESSAGE in line else line
             color, plain = (_color_of(pid, line, setting == "1"), _RESET) if colored else ("", "")
             prefix = "" if bare else f"{color}({title}{pid}{where}){plain} "
-            print(f"{prefix}{text}", file=print_file)
+            print(f"{prefix}{text}\n", end="", file=print_file)  # one write, also where Python does not buffer
         if hasattr(print_file, "flush"):
             print_file.flush()
 
