@@ -27,10 +27,13 @@ _TERMINAL, _LINES = 1.0, 30.0
 """Seconds between two samples."""
 _PATIENCE = 1.0
 """Seconds that the nodes may take for one."""
-_LAST_SAMPLES, _LAST_OF_PROGRAM = 10, 5
-"""Samples at the end of the job until no task runs any more; and where the program has ended and the job not yet. A
-worker on a busy machine may have missed a question: so each waits twice as long as the one before."""
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 0.4  # seconds
+_LAST_SAMPLES = 10
+"""Samples at the end of the job until no task runs any more."""
+_LAST_OF_PROGRAM = 5
+"""The same where the program has ended and the job not yet: a worker on a busy machine may have missed a question."""
+_FIRST_PAUSE = 0.05
+"""Seconds before the second of these samples; each pause is twice as long as the one before."""
+_LONGEST_PAUSE = 0.4  # seconds
 _MOST_FUNCTIONS = 8
 _FEWEST_ROWS = 3
 _SAVE, _RESTORE = "\x1b7", "\x1b8"

@@ -154,7 +154,7 @@ _RUN = (
 _BEGIN_WITHIN = 20
 _BEGUN = 3.0
 """Seconds that `ray start` waits for that: it takes a third of one, and more on a busy host."""
-_SWEEP, _SWEEP_CHECK = 10.0, 0.1
+SWEEP, SWEEP_CHECK = 10.0, 0.1
 """Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
 
 
@@ -226,11 +226,11 @@ def guard(session_dir: str, cluster: str, keeper: str, started: str) -> None:
         remove_dead_sessions(environ)
         if not os.path.isdir(session_dir):
             break
-        time.sleep(_SWEEP_CHECK)
+        time.sleep(SWEEP_CHECK)
         _await_unlocked(session_dir)  # it lives: a cleaner had removed its files, and it has made them again
-    deadline = time.monotonic() + _SWEEP
+    deadline = time.monotonic() + SWEEP
     while held_by() and time.monotonic() < deadline:
-        time.sleep(_SWEEP_CHECK)
+        time.sleep(SWEEP_CHECK)
     sweep_files(os.environ)
     if cluster:
         with contextlib.suppress(OSError):

@@ -16,7 +16,7 @@ from types import FrameType
 
 from hpcray.platform.process_control import set_process_name
 from hpcray.processes.bootstrap import NodeChild
-from hpcray.ray_start.allocation_watch import AllocationWatch
+from hpcray.ray_start.allocation_watch import SWEEP, SWEEP_CHECK, AllocationWatch
 from hpcray.ray_start.head_search import Bell
 
 AT_ONCE = signal.SIGQUIT
@@ -29,8 +29,6 @@ _GRACE, _BREAK_OFF = 15.0, 5.0
 is killed leaves its files to the next one, and its ports are seen for a moment without a process behind them."""
 _SAME = 1.0
 """Seconds in which a second signal is the same request: srun, Slurm and the guard all pass on the end of a job."""
-_SWEEP, _SWEEP_CHECK = 10.0, 0.1
-"""Seconds in which the last processes of a node that was killed have to be gone, and between looks."""
 STOPPED = "stopped"
 """File in the session directory by which `ray stop` says that it is who ends the node: the exit code is then 0."""
 
@@ -182,9 +180,9 @@ def _be_sweeper(read: int, sweep: Callable[[], bool]) -> None:
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))  # the node lives as long as its keeper has the other end of its pipe
     if os.read(3, 1):
         return
-    deadline = time.monotonic() + _SWEEP
+    deadline = time.monotonic() + SWEEP
     while not sweep() and time.monotonic() < deadline:
-        time.sleep(_SWEEP_CHECK)
+        time.sleep(SWEEP_CHECK)
 
 
 def _terminate(node: NodeChild) -> None:

@@ -118,19 +118,20 @@ def load() -> Any:
     Raises:
         TransportError: ucxx or the UCX library is not there, or does not load.
     """
-    with _SETTINGS, _environment_untouched(), without_planted_settings():
+    with _SETTINGS:
         if _LIBUCXX in sys.modules:
             return sys.modules[_LIBUCXX]
-        try:
-            if _other_threads_sleep_soon():
-                os.environ.setdefault(_HOOK_GRACE, "0")
-            with contextlib.suppress(ModuleNotFoundError):  # where UCX is a system's, there is none
-                importlib.import_module("libucxx").load_library()
-            os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")  # as ucxx does
-            with _package_not_executed("ucxx"):
-                return importlib.import_module(_LIBUCXX)
-        except Exception as error:
-            raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
+        with _environment_untouched(), without_planted_settings():
+            try:
+                if _other_threads_sleep_soon():
+                    os.environ.setdefault(_HOOK_GRACE, "0")
+                with contextlib.suppress(ModuleNotFoundError):  # where UCX is a system's, there is none
+                    importlib.import_module("libucxx").load_library()
+                os.environ.setdefault("UCX_MEMTYPE_CACHE", "n")  # as ucxx does
+                with _package_not_executed("ucxx"):
+                    return importlib.import_module(_LIBUCXX)
+            except Exception as error:
+                raise TransportError(f"no UCX: {type(error).__name__}: {error}") from None
 
 
 def _other_threads_sleep_soon() -> bool:

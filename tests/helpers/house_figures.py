@@ -101,7 +101,7 @@ LINES_OF_CODE = {
     "processes": 683,
     "protocol": 1499,
     "ray_api": 474,
-    "ray_start": 2154,
+    "ray_start": 2153,
     "runtime": 12768,
     "runtime_env": 1844,
     "state": 4081,
