@@ -36,6 +36,8 @@ from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import LocalRefs, ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.threads import CallThread
 
+_ERROR_DELAY = 0.02
+"""Seconds for which a `get` waits for some of its objects though another one may be an error."""
 _ROOM = "hint: drop references and arrays that are no longer needed"
 _UNREADABLE = {
     None, errno.EIO, errno.ENXIO, errno.ENODATA, errno.EBADMSG, errno.EUCLEAN, errno.ESTALE, errno.EREMOTEIO,
@@ -161,11 +163,11 @@ class ObjectReader:
                 ]
             except KeyError as unknown:
                 raise unknown_ref(unknown.args[0]) from None
-            if missing and not (len(missing) < len(oids) and self._has_error(oids)):
+            if missing:
                 pins = self._table.pins
                 pins.begin_read(oids)
                 try:
-                    self._await_local(missing, timeout)
+                    self._await_local(missing, timeout, oids if len(missing) < len(oids) else ())
                 finally:
                     pins.end_read(oids)
             elif engine.dirty:
@@ -294,7 +296,8 @@ class ObjectReader:
                 del error  # or its traceback, through this frame, keeps it and what the frames above hold
         return values
 
-    def _await_local(self, oids: list[bytes], timeout: float | None) -> None:
+    def _await_local(self, oids: list[bytes], timeout: float | None, among: Sequence[bytes] = ()) -> None:
+        """Wait for objects (lock held); not for long where another one of those that they are `among` is an error."""
         if self._context.dead is not None:
             self._context.check_alive()
         waiter = Waiter(len(oids), None, True)
@@ -302,7 +305,14 @@ class ObjectReader:
         for oid in oids:
             if want(oid, waiter):
                 waiter.count -= 1
-        if not self._context.block(waiter, None if timeout is None else monotonic() + timeout):
+        deadline = None if timeout is None else monotonic() + timeout
+        if among and waiter.count > 0:  # they are looked through only where nearly all would not have come meanwhile
+            soon = monotonic() + _ERROR_DELAY
+            in_time = (deadline is None or soon < deadline) and self._context.block(waiter, soon)
+            if not in_time and self._has_error(among):
+                self._table.remove_waiter(oids, waiter)
+                return
+        if not self._context.block(waiter, deadline):
             self._table.remove_waiter(oids, waiter)
             open_ids = [oid for oid in oids if not self._table.entries[oid].available]
             if open_ids:
