@@ -43,7 +43,9 @@ try:
     ray.get(Dying.remote().die.remote())
 except ray.exceptions.RayActorError:
     pass
-print(f"{name} waits at", ray.init(ignore_reinit_error=True)["address"], flush=True)
+address = ray.init(ignore_reinit_error=True)["address"]
+sys.stdout.write(f"{name} waits at {address}\\n")  # one write, so that no line of a worker stands in its middle
+sys.stdout.flush()
 sys.stdin.readline()
 ray.get(ray.get(work.remote(9)))
 """
