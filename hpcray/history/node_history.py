@@ -42,7 +42,7 @@ from hpcray.history.records import (
     Running,
     encode,
 )
-from hpcray.history.runs import boot_id, file_name, history_root, job_name, prune
+from hpcray.history.runs import boot_id, file_name, history_root, job_name, prune_if_due
 from hpcray.platform.private_files import PrivateDirectory
 from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.platform.session_directory import read_session
@@ -454,7 +454,7 @@ class _Place:
     def open_file(self, number: int) -> int:
         """Open the file with this number, and remove the last but one before it."""
         if self._leads and not number:
-            prune(self.root)
+            prune_if_due(self.root)
         with self._directory() as run:
             if number > 1:
                 run.remove(file_name(self._node, number - 2))

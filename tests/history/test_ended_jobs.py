@@ -294,3 +294,25 @@ def test_old_histories_go(tmp_path: Path) -> None:
     assert [run.job for run in prune(str(tmp_path), now)] == ["0"]
     assert [run.job for run in prune(str(tmp_path), now, size=1500)] == ["1", "2"]
     assert [run.job for run in runs(str(tmp_path))] == ["3"]
+
+
+def test_of_many_jobs_that_begin_one_looks_for_old_histories(tmp_path: Path) -> None:
+    from hpcray.history.runs import prune_if_due, runs
+
+    def job(number: int, changed: float) -> None:
+        directory = tmp_path / str(number) / f"{number:016x}"
+        directory.mkdir(parents=True, mode=0o700)
+        (directory / "node-0.0.blocks").write_bytes(b"x")
+        os.utime(directory / "node-0.0.blocks", (changed, changed))
+
+    now = time.time()
+    for number in range(2):
+        job(number, 0)
+        assert [run.job for run in prune_if_due(str(tmp_path))] == [str(number)]
+    for number in range(100):
+        job(number, now)
+    assert prune_if_due(str(tmp_path)) == []
+    job(100, 0)
+    assert prune_if_due(str(tmp_path)) == [] and len(runs(str(tmp_path))) == 101
+    os.utime(tmp_path / "pruned", (0, 0))
+    assert [run.job for run in prune_if_due(str(tmp_path))] == ["100"] and len(runs(str(tmp_path))) == 100
