@@ -19,6 +19,7 @@ from hpcray.platform.private_files import (
     is_trusted_owner,
     make_private_directory,
     open_private_file,
+    read_private_file,
     write_private_file,
 )
 
@@ -88,10 +89,14 @@ class SessionFiles:
         Args:
             name: H:P of the cluster.
         """
+        temporary = os.path.join(self.top, f".{self._session}")
         with contextlib.suppress(OSError):
-            temporary = os.path.join(self.top, f".{self._session}")
             os.symlink(self._session, temporary)
-            os.replace(temporary, os.path.join(self.top, _LATEST))
+            try:
+                os.replace(temporary, os.path.join(self.top, _LATEST))
+            except OSError:  # another user's, in a directory such as /tmp
+                os.unlink(temporary)
+                raise
             write_private_file(os.path.join(self.top, _CURRENT), name.encode())
         self._name = name
 
@@ -100,9 +105,8 @@ class SessionFiles:
         latest, current = os.path.join(self.top, _LATEST), os.path.join(self.top, _CURRENT)
         with contextlib.suppress(OSError):
             mine = os.readlink(latest) == self._session
-            with open(current, encoding="utf-8") as file:
-                if mine and file.read() == self._name:
-                    os.unlink(current)
+            if mine and read_private_file(current) == self._name.encode():
+                os.unlink(current)
             if mine and not self._keep:
                 os.unlink(latest)
         if not self._keep:
