@@ -7,15 +7,21 @@ import os
 import shutil
 import stat
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 from helpers.jobs import Job
 from helpers.leaks import LeakCheck
 from helpers.strangers import UID, as_stranger, stranger_says
 
 import hpcray as ray
 from hpcray.attach import starter
+from hpcray.cli import write_named
+from hpcray.cli.site import copy_shipped
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.platform import checkpoints
@@ -292,6 +298,22 @@ def test_rays_temporary_directory_is_none_that_another_user_has_linked(shared: P
     assert (precious / "ray_current_cluster").read_text() == "precious", "ray stop does not tidy up there either"
 
 
+def ends(call: Callable[[], object]) -> bool:
+    """Whether a call returns, and does not wait for another user."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    return not thread.is_alive()
+
+
+def test_a_pipe_of_another_user_in_rays_temporary_directory_is_not_waited_for(shared: Path, home: Path) -> None:
+    files = SessionFiles(str(shared), keep=True)  # ray start --temp-dir=/tmp
+    code = "import os, sys; os.mkfifo(sys.argv[1]); os.symlink(sys.argv[3], sys.argv[2])"
+    name = files.logs.split("/")[-2]
+    stranger_says(code, shared / "ray_current_cluster", shared / "session_latest", name)
+    assert ends(files.close)
+
+
 def test_text_file_with_metrics_follows_no_planted_link(shared: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -300,6 +322,50 @@ def test_text_file_with_metrics_follows_no_planted_link(shared: Path, tmp_path: 
     write_metrics_file(shared / "hpcray-x-0.prom", "ray_x 1\n")
     assert precious.read_text() == "precious"
     assert stat.S_IMODE((shared / "hpcray-x-0.prom").stat().st_mode) == 0o644, "a collector is another user"
+
+
+# ---------------------------------------------------------------- files and copies where the user says
+
+
+def test_a_report_goes_into_no_link_and_waits_for_no_pipe_of_another_user(
+    shared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its name in the directory of --report is that of the job, which all users can know before it ends."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    stranger_says(PLANT_LINKS, shared, precious, "4711.html")
+    stranger_says("import os, sys; os.mkfifo(sys.argv[1])", shared / "4712.html")
+    for name in ("4711.html", "4712.html"):
+        with pytest.raises(click.ClickException, match=f"{name} is a link or a pipe of uid {UID}"):
+            write_named(shared / name, "report")
+    assert precious.read_text() == "precious"
+    (shared / "mine.html").symlink_to(precious)
+    before = os.umask(0o027)
+    try:
+        for name in ("4713.html", "4713.html", "mine.html", "/dev/stdout"):
+            write_named(shared / name, "report")
+    finally:
+        os.umask(before)
+    assert precious.read_text() == "report" and capfd.readouterr().out == "report", "links of this user's and root's"
+    assert stat.S_IMODE((shared / "4713.html").stat().st_mode) == 0o640
+    assert (shared / "4713.html").read_text() == "report"
+
+
+def test_examples_are_not_copied_where_another_user_can_exchange_them(
+    shared: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are programs and batch scripts, which the user starts next."""
+    precious = home / "bin"
+    precious.mkdir()
+    stranger_says(PLANT_LINKS, shared, precious, "digits")
+    stranger_says("import os, sys; os.umask(0); os.mkdir(sys.argv[1])", shared / "slurm")
+    monkeypatch.chdir(shared)
+    for words, why in ((["digits"], f"is a link of uid {UID}"), (["slurm"], f"belongs to uid {UID}")):
+        done = CliRunner().invoke(copy_shipped, words)
+        assert done.exit_code == 1 and why in done.output, done.output
+    assert list(precious.iterdir()) == list((shared / "slurm").iterdir()) == []
+    assert CliRunner().invoke(copy_shipped, ["slurm", "mine"]).exit_code == 0
+    assert CliRunner().invoke(copy_shipped, ["digits", "."]).exit_code == 0, "as in /tmp"
 
 
 # ---------------------------------------------------------------- the working directory
@@ -519,3 +585,25 @@ def test_a_session_directory_that_was_removed_is_not_made_in_a_place_of_another_
     session.restore()
     assert session.missing() == [f"{session.path}/r.s"], "the raylet makes that"
     session.remove()
+
+
+LOCK = """\
+import fcntl, os, sys
+os.mkdir(sys.argv[1], 0o755)
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_node_ends_though_another_user_has_taken_the_place_of_its_session_and_locked_it(shared: Path) -> None:
+    session = SessionDirectory.create({"HPCRAY_TMPDIR": str(shared)})
+    root = Path(session.path).parent
+    shutil.rmtree(root)
+    child = as_stranger(LOCK, root)
+    assert child.stdin is not None and child.stdout is not None and child.stdout.readline() == "locked\n"
+    try:
+        assert ends(session.remove)
+    finally:
+        child.communicate("\n", timeout=60)
+    assert root.is_dir()
