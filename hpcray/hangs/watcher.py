@@ -20,6 +20,7 @@ from hpcray.common.config import Config
 from hpcray.common.exceptions import RayError
 from hpcray.common.ids import node_of, owner_of, raylet_of
 from hpcray.common.job_names import logs_directory
+from hpcray.common.terminal_text import plain_line
 from hpcray.diagnostics.cluster_query import ATTACHED, ClusterQuery, stacks
 from hpcray.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.diagnostics.wait_kinds import Activity, ProcessWait
@@ -228,7 +229,7 @@ class CircleWatch:
 
     def _end_circle(self, circle: Circle) -> None:
         process = self._process
-        lines = "\n".join(f"  {line}" for line in circle.chain)
+        lines = "\n".join(f"  {plain_line(line)}" for line in circle.chain)
         print(f"hpcray: these wait for each other, and can never end; the first gets a HangError:\n{lines}",
               file=sys.stderr, flush=True)  # fmt: skip
         message = EndWait(circle.object, list(circle.chain), circle.queued)
@@ -380,7 +381,7 @@ class StillnessWatch:
             f"the job itself: it is taken for hung, and ends with exit code {code} (--end-hangs {self._seconds:g}, "
             "docs/how-to/hangs.md)"
         )
-        reason = [head, *(f"  {line}" for line in self._reason(look))]
+        reason = [head, *(f"  {plain_line(line)}" for line in self._reason(look))]
         path = os.path.join(logs_directory(process.session_dir), _FILE)
         try:
             make_private_directory(os.path.dirname(path))
@@ -453,7 +454,7 @@ def _stack_lines(query: ClusterQuery) -> list[str]:
                 if any(map(is_users, frames)):
                     lines.append(f"    {row['name']}:")
                     lines += [f"      {file}:{line} in {function}" for file, line, function in frames[-12:]]
-    return lines
+    return list(map(plain_line, lines))
 
 
 def watch_for_hangs(process: CoreWorker) -> None:
