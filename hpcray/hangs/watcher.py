@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -382,16 +382,9 @@ class StillnessWatch:
             "docs/how-to/hangs.md)"
         )
         reason = [head, *(f"  {plain_line(line)}" for line in self._reason(look))]
-        path = os.path.join(logs_directory(process.session_dir), _FILE)
-        try:
-            make_private_directory(os.path.dirname(path))
-            with os.fdopen(open_private_file(path, _NEW_FILE), "w", encoding="utf-8") as file:
-                file.write("\n".join([*reason, "", *_stack_lines(query), ""]))
-            kept = [f"  all stacks: {path}"] if process.config.log_dir else []
-        except OSError as error:
-            kept = [f"  the stacks cannot be written to {path}: {error}"]
-        shown = [*reason[:_MOST_LINES], *([] if kept and process.config.log_dir else _stack_lines(query)), *kept]
-        text = "\n".join(shown) + "\n"
+        everything = _stack_lines(query)
+        path, stays = os.path.join(logs_directory(process.session_dir), _FILE), bool(process.config.log_dir)
+        text = "\n".join([*reason[:_MOST_LINES], *_keep_stacks(path, reason, everything, stays), ""])
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), m.EndReason("hang", "\n".join(reason)))
             process.engine.flush()
@@ -425,6 +418,23 @@ class StillnessWatch:
                     kinds = ", ".join(dict.fromkeys(thread.kind for thread in other.threads))
                     lines.append(f"process {other.pid} ({other.name}) is in waits of kind {kinds}")
         return lines
+
+
+def _keep_stacks(path: str, reason: Sequence[str], everything: Sequence[str], stays: bool) -> list[str]:
+    """Write all stacks to a file; return what is printed of them: where they are, or all, if the file does not stay or
+    cannot be written.
+
+    Args:
+        path: of the file. reason: what comes before them there. everything: the stacks, by line.
+        stays: whether the file outlives the job.
+    """
+    try:
+        make_private_directory(os.path.dirname(path))
+        with os.fdopen(open_private_file(path, _NEW_FILE), "w", encoding="utf-8", errors="replace") as file:
+            file.write("\n".join([*reason, "", *everything, ""]))
+    except OSError as error:
+        return [*everything, f"  the stacks cannot be written to {path}: {error}"]
+    return [f"  all stacks: {path}"] if stays else list(everything)
 
 
 def _say(text: str) -> None:

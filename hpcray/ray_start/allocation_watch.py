@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hpcray.platform.allocation import run_command
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.private_files import CLOSED, is_trusted_owner, open_private_file
+from hpcray.platform.private_files import CLOSED, PrivateDirectory, is_trusted_owner, open_private_file
 from hpcray.platform.process_control import code_line, set_process_name
 from hpcray.platform.process_tree import ProcessIdentity, children_by_name
 
@@ -227,7 +227,9 @@ def guard(session_dir: str, cluster: str, keeper: str, started: str) -> None:
     environ = {**os.environ, "HPCRAY_TMPDIR": os.path.dirname(os.path.dirname(session_dir))}
     while True:
         remove_dead_sessions(environ)
-        if not os.path.isdir(session_dir):
+        try:  # another user may have the name, where a cleaner had removed the directory above
+            PrivateDirectory.open(session_dir, False, CLOSED).close()
+        except OSError:
             break
         time.sleep(SWEEP_CHECK)
         _await_unlocked(session_dir)  # it lives: a cleaner had removed its files, and it has made them again

@@ -29,7 +29,7 @@ from hpcray.platform.launcher_environment import set_mpi_variables, strip_launch
 from hpcray.platform.private_files import append_private_file, make_private_directory
 from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import SessionDirectory, SessionError, keep_logs, node_logs
-from hpcray.ray_start import challenge
+from hpcray.ray_start import allocation_watch, challenge
 from hpcray.ray_start.session_files import SessionFiles, sweep_files
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.node.slurm_job import checkpoint_directory
@@ -607,3 +607,21 @@ def test_a_node_ends_though_another_user_has_taken_the_place_of_its_session_and_
     finally:
         child.communicate("\n", timeout=60)
     assert root.is_dir()
+
+
+TAKE = "import os, sys; os.makedirs(sys.argv[1]); print(end='')"
+
+
+def test_the_guard_of_a_started_node_ends_though_another_user_has_taken_the_place_of_its_session(
+    shared: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm waits for its step at the end of a job."""
+    session = SessionDirectory.create({"HPCRAY_TMPDIR": str(shared)})
+    os.close(session.lock_fd)
+    shutil.rmtree(Path(session.path).parent)
+    stranger_says(TAKE, session.path)
+    monkeypatch.setenv("TMPDIR", str(home))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(allocation_watch, "set_process_name", lambda name: None)
+    assert ends(lambda: allocation_watch.guard(session.path, "", str(os.getpid()), "1"))
+    assert os.path.isdir(session.path)

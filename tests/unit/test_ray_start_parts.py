@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import os
 import socket
@@ -41,7 +42,7 @@ from hpcray.ray_start.order import BLOCK_HINT, END_NOTE, Asked, unexpected_ends
 from hpcray.ray_start.presence import is_being_called, may_mean_started
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
-from hpcray.ray_start.start import StartRequest
+from hpcray.ray_start.start import StartRequest, start_and_return
 from hpcray.ray_start.surroundings import (
     absent_devices,
     allocation_of,
@@ -292,6 +293,32 @@ def test_a_temporary_directory_that_all_can_write_to_is_not_used(tmp_path: Path)
     files = SessionFiles(str(top), False)
     assert files.top == f"{top}-{os.getuid()}" and "can be written by others" in files.note
     files.close()
+
+
+def test_a_node_keeps_its_logs_at_home_where_no_directory_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full /tmp, or one that is gone."""
+    (tmp_path / "full").touch()
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    files = SessionFiles(str(tmp_path / "full" / "ray"), keep=False)
+    assert files.top == f"{tmp_path}/home/.hpcray/ray" and "Not a directory" in files.note and files.top in files.note
+    files.open_log().close()
+    files.close()
+
+
+def test_a_log_that_cannot_be_opened_is_the_reason_why_a_node_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(files: SessionFiles) -> object:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), files.log)
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HPCRAY_START_DIR", str(tmp_path / "clusters"))
+    monkeypatch.setattr(SessionFiles, "open_log", full)
+    with pytest.raises(StartupError, match="No space left on device: .*ray_start.log"):
+        start_and_return(StartRequest({"head": True}, os.environ))
 
 
 def cluster(ident: str) -> StartedCluster:
