@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from hpcray.cli import write_named
 from hpcray.cli.site import copy_shipped
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
+from hpcray.launch.launch_line import EPILOG
 from hpcray.platform import checkpoints
 from hpcray.platform.launcher_environment import set_mpi_variables, strip_launcher_variables
 from hpcray.platform.private_files import append_private_file, make_private_directory
@@ -625,3 +627,17 @@ def test_the_guard_of_a_started_node_ends_though_another_user_has_taken_the_plac
     monkeypatch.setattr(allocation_watch, "set_process_name", lambda name: None)
     assert ends(lambda: allocation_watch.guard(session.path, "", str(os.getpid()), "1"))
     assert os.path.isdir(session.path)
+
+
+def test_the_cleanup_after_a_step_removes_nothing_below_a_directory_of_another_user(
+    shared: Path, theirs: Path, home: Path
+) -> None:
+    """Who owns it has the script look at one directory, and remove what is in another."""
+    name = f"hpcray-{os.getuid()}"
+    for place in (shared, theirs):
+        session = place / name / "0badc0de"
+        session.mkdir(parents=True, mode=0o700)
+        (session / "lock").touch(0o600)
+    environ = {"PATH": os.environ["PATH"], "HPCRAY_TMPDIR": str(theirs), "TMPDIR": str(shared)}
+    subprocess.run([EPILOG], env=environ, check=True, timeout=60)
+    assert (theirs / name / "0badc0de" / "lock").exists() and not (shared / name).exists()

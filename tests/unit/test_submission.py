@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -243,6 +244,32 @@ def test_the_beginning_of_a_name_is_enough_if_only_one_job_has_it(tmp_path: Path
         SubmitError, match=r"may be any of 2 jobs:\n  6  search-large  s\.py\n  5  .*\nhint: its whole id"
     ):
         find_job("search", tmp_path)
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_job_can_be_cancelled_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the job that has filled it."""
+    job = job_in(tmp_path)
+    cancelled: list[str] = []
+    monkeypatch.setattr(submitted_job.batch_queues, "cancel", cancelled.append)
+    monkeypatch.setattr(Path, "touch", full)
+    job.cancel()
+    assert cancelled == ["5"]
+
+
+def test_a_job_whose_record_cannot_be_written_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would find it, and its user submits another one."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(submitted_job.batch_queues, "cancel", cancelled.append)
+    monkeypatch.setattr(submission, "_submit_to_executor", lambda *_: "77")
+    monkeypatch.setattr(submission, "choose_executor", lambda _: "slurm")
+    monkeypatch.setattr(JobRecord, "write", full)
+    with pytest.raises(SubmitError, match=r"job 77 is cancelled, as .* does not take its record: No space left"):
+        hpcray.cluster.submit(print, folder=tmp_path / "jobs")
+    assert cancelled == ["77"]
 
 
 def end(job: SubmittedJob[Any], outcome: JobOutcome) -> None:
