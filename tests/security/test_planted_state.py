@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -36,6 +38,7 @@ from hpcray.ray_start.session_files import SessionFiles, sweep_files
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.node.slurm_job import checkpoint_directory
 from hpcray.runtime_env.runtime_env_setup import set_up_python
+from hpcray.state import node_metrics
 from hpcray.state.node_metrics import _write as write_metrics_file
 from hpcray.transport.startup import without_planted_settings
 
@@ -641,3 +644,27 @@ def test_the_cleanup_after_a_step_removes_nothing_below_a_directory_of_another_u
     environ = {"PATH": os.environ["PATH"], "HPCRAY_TMPDIR": str(theirs), "TMPDIR": str(shared)}
     subprocess.run([EPILOG], env=environ, check=True, timeout=60)
     assert (theirs / name / "0badc0de" / "lock").exists() and not (shared / name).exists()
+
+
+def test_metrics_are_written_again_when_a_full_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = SimpleNamespace(dead=None, session_dir=str(tmp_path / "gone"), node=0)
+    answers = [None, errno.ENOSPC, errno.ENOSPC, None]
+    written = []
+
+    def write(path: Path, text: str) -> None:
+        answer = answers.pop(0)
+        process.dead = None if answers else "it has ended"
+        if answer is not None:
+            raise OSError(answer, os.strerror(answer))
+        written.append(text)
+
+    for name, value in {"_write": write, "_text": lambda _: "ray_x 1\n", "common_labels": lambda _: {}}.items():
+        monkeypatch.setattr(node_metrics, name, value)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    node_metrics.export_metrics(process, tmp_path, 0.001)  # type: ignore[arg-type]
+    assert written == ["ray_x 1\n"] * 2 and capsys.readouterr().err.count("No space left on device") == 1
+    process.dead, answers = None, [errno.ENOSPC]
+    with pytest.raises(OSError, match="No space left"):
+        node_metrics.export_metrics(process, tmp_path, 0.001)  # type: ignore[arg-type]

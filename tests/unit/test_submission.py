@@ -9,6 +9,7 @@ import pickle
 import re
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from hpcray.jobs import (
     VALUE,
     JobOutcome,
     PickledCall,
+    batch_launch,
     batch_queues,
     submission,
     submitted_job,
@@ -40,7 +42,9 @@ from hpcray.jobs import (
 from hpcray.jobs.batch_launch import BatchLaunch, sigterm_ignored
 from hpcray.jobs.submission import check_request, parse_time
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, find_job, list_jobs, make_folder, states
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_control import module_line
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.runtime.node.options import NodeOptions
 
 
@@ -221,6 +225,19 @@ def test_a_batch_launch_composes_the_hpcray_launch_line() -> None:
 
 def test_a_job_that_may_not_start_again_has_no_checkpoint() -> None:
     assert launch().checkpoint() is None
+
+
+def test_only_the_driver_itself_is_asked_for_a_checkpoint(tmp_path: Path) -> None:
+    """Another process that has got its pid would die of the signal; one of another user would end the batch job."""
+    run = batch_launch._BatchRun(launch(), tmp_path)
+    child = subprocess.Popen(["sleep", "60"])
+    found = ProcessIdentity.of(child.pid)
+    assert found is not None
+    driver = {"pid": child.pid, "host": socket.gethostname()}
+    for started, asked in ((found.started + 1, False), (found.started, True)):
+        write_private_file(str(tmp_path / batch_launch.DRIVER), json.dumps({**driver, "started": started}).encode())
+        assert run._ask_driver_for_checkpoint() == asked
+    assert child.wait(20) == -signal.SIGUSR2
 
 
 # ---------------------------------------------------------------- records and states
