@@ -383,7 +383,8 @@ class StillnessWatch:
         )
         reason = [head, *(f"  {plain_line(line)}" for line in self._reason(look))]
         everything = _stack_lines(query)
-        path, stays = os.path.join(logs_directory(process.session_dir), _FILE), bool(process.config.log_dir)
+        stays = bool(process.config.log_dir)
+        path = os.path.join(os.path.realpath(logs_directory(process.session_dir)), _FILE)  # where it stays, if it does
         text = "\n".join([*reason[:_MOST_LINES], *_keep_stacks(path, reason, everything, stays), ""])
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), m.EndReason("hang", "\n".join(reason)))
