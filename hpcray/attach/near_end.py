@@ -39,6 +39,7 @@ from hpcray.attach.endpoint import (
 )
 from hpcray.attach.line import Transfer
 from hpcray.common.ids import OBJECT_BYTES
+from hpcray.common.terminal_text import plain_line
 from hpcray.platform.arena import OverflowMapping
 from hpcray.platform.direct_io import open_unnamed_file
 from hpcray.platform.session_directory import SessionDirectory
@@ -91,13 +92,14 @@ class _Driver:
     Attributes:
         blocks: objects that it has pinned. held: of those whose content is on its way, the transfer.
         files: of objects on disk that it reads, copies.
-        failed: objects for whose content there was no space here.
+        failed: objects for whose content there was no space here. not_written: those whose copy could not be written.
     """
 
     blocks: dict[bytes, _Block] = field(default_factory=dict)
     held: dict[bytes, Transfer] = field(default_factory=dict)
     files: dict[bytes, int] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    not_written: dict[bytes, str] = field(default_factory=dict)
 
 
 class NearEnd(Endpoint):
@@ -352,10 +354,12 @@ class NearEnd(Endpoint):
         elif operation == FILE:
             ident = bytes(body[:OBJECT_BYTES])
             (at,) = PLACE.unpack_from(body, OBJECT_BYTES)
-            if ident not in driver.files:
-                driver.files[ident] = open_unnamed_file(self._order.directory, direct=False)
-            with contextlib.suppress(OSError):  # a file that is too short is reported by its reader
-                os.pwrite(driver.files[ident], body[OBJECT_BYTES + PLACE.size :], at)
+            try:
+                if ident not in driver.files:
+                    driver.files[ident] = open_unnamed_file(self._order.directory, direct=False)
+                _write(driver.files[ident], at, body[OBJECT_BYTES + PLACE.size :])
+            except OSError as error:  # later pieces may have room again: a hole would read as zeros
+                driver.not_written.setdefault(ident, str(error))
         elif operation == WELCOME:
             self._welcome(channel, body)
         elif operation == CLOSE:
@@ -412,21 +416,36 @@ class NearEnd(Endpoint):
             except OSError as error:
                 problem = str(error)
             if problem:
-                release = pack(channel.raylet, channel.proc, m.encode([m.Release([msg.id])]))
-                self.line.send(payload(FRAMES, channel.number, release))
-                text = (
-                    f"{problem}: the {msg.size} bytes of object {msg.id.hex()} have no room in {self._order.directory} "
-                    "of this host. hint: HPCRAY_ATTACH_DIR names a directory with more"
-                )
-                return m.StoreError(msg.id, "full", text)
+                return self._no_room(channel, m.Release([msg.id]), msg.id, msg.size, problem)
             driver.blocks[msg.id] = _Block(msg.offset, msg.size)
+        elif isinstance(msg, m.OnDisk) and (problem := driver.not_written.pop(msg.id, "")):
+            if (fd := driver.files.pop(msg.id, -1)) >= 0:
+                os.close(fd)
+            return self._no_room(channel, m.DiskRead(msg.id), msg.id, msg.size, problem)
         elif isinstance(msg, m.OnDisk) and msg.id in driver.files:
             return m.OnDisk(msg.id, f"/proc/{os.getpid()}/fd/{driver.files[msg.id]}", 0, msg.size)
         return msg
 
+    def _no_room(self, channel: Channel, given_back: m.Message, ident: bytes, size: int, problem: str) -> m.StoreError:
+        """Give back to the raylet what a driver cannot have; return what the driver gets instead."""
+        frame = pack(channel.raylet, channel.proc, m.encode([given_back]))
+        self.line.send(payload(FRAMES, channel.number, frame))
+        text = (
+            f"{problem}: the {size} bytes of object {ident.hex()} have no room in {self._order.directory} of this "
+            "host. hint: HPCRAY_ATTACH_DIR names a directory with more"
+        )
+        return m.StoreError(ident, "full", text)
+
+
+def _write(fd: int, at: int, data: memoryview) -> None:
+    """Write all of it, or raise OSError."""
+    while data:
+        done = os.pwrite(fd, data, at)
+        data, at = data[done:], at + done
+
 
 def _say(text: str) -> None:
-    print(f"hpcray: {text}", file=sys.stderr, flush=True)
+    print(f"hpcray: {plain_line(text)}", file=sys.stderr, flush=True)
 
 
 # ------------------------------------------------------------ mirror
@@ -493,10 +512,7 @@ class Mirror:
         Raises:
             OSError: there is no space.
         """
-        fd, at = self._fd(offset), offset % OVERFLOW
-        while data:
-            done = os.pwrite(fd, data, at)
-            data, at = data[done:], at + done
+        _write(self._fd(offset), offset % OVERFLOW, data)
 
     def close(self) -> None:
         """Close the files; what drivers have mapped stays until they end."""

@@ -5,7 +5,10 @@ Here is what they share, and what loads nothing of hpcray's: types of options, `
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import stat
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -62,6 +65,33 @@ def print_json(value: Any) -> None:
 def print_record(**fields: Any) -> None:
     """Print one record of a stream, in one line, at once."""
     click.echo(json.dumps(fields))
+
+
+# ------------------------------------------------------------ files
+
+
+def write_named(path: str | os.PathLike[str], text: str) -> None:
+    """Write a file that the user or hpcray has named, or replace it. In a directory that others can write to, nothing
+    of theirs is followed or waited for.
+
+    Raises:
+        click.ClickException: another user's link, pipe or device has the name.
+        OSError: it cannot be written.
+    """
+    from hpcray.platform.private_files import is_trusted_owner, write_private_file  # few commands write files
+
+    path = os.fspath(path)
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if not is_trusted_owner(found.st_uid) and not stat.S_ISREG(found.st_mode):
+            raise click.ClickException(f"{path} is a link or a pipe of uid {found.st_uid}; hint: another name")
+        if not stat.S_ISREG(found.st_mode):  # such as /dev/stdout
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            return
+    umask = os.umask(0o077)
+    os.umask(umask)
+    write_private_file(path, text.encode(), mode=0o666 & ~umask)
 
 
 # ------------------------------------------------------------ colours

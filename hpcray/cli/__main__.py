@@ -97,6 +97,8 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except OSError as error:
             if not isinstance(error.filename, str):
+                if isinstance(error, FileNotFoundError) and not os.stat(".").st_nlink:
+                    raise click.ClickException("the working directory was removed; hint: cd to another one") from None
                 raise
             raise click.ClickException(f"{error.filename}: {error.strerror}") from None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hpcray.cli import json_option, print_json, print_record
+from hpcray.cli import json_option, print_json, print_record, write_named
 from hpcray.cli.job_option import job_option, submitted_job
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
@@ -337,7 +337,7 @@ def print_timeline(history: JobHistory, file: str | None, as_json: bool = False)
 def write_timeline(events: list[Row], file: str | None, as_json: bool) -> None:
     """Write events in Chrome's trace format to a file, or to standard output, or to both."""
     if file is not None:
-        Path(file).write_text(json.dumps(events))
+        write_named(file, json.dumps(events))
     if as_json:
         print_json(events)
     else:
@@ -461,7 +461,7 @@ def report(address: str, against: str | None, redact: bool, as_json: bool, file:
     if file.endswith("/") or path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         path /= f"{run.job}-{run.name}.html" if run.job != run.name else f"{run.job}.html"
-    path.write_text(report_page(history, result, other, redact), encoding="utf-8")
+    write_named(path, report_page(history, result, other, redact))
     if as_json:
         print_json({"file": str(path), "job": run.job, "run": run.name, "state": result.state})
     else:

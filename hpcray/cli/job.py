@@ -19,6 +19,7 @@ from hpcray.cli.job_option import errors_as_messages, without_options
 from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on
 from hpcray.common.config import parse_size
 from hpcray.common.exceptions import RayError
+from hpcray.common.terminal_text import plain
 from hpcray.compat.names.serve_submission import parse_runtime_env_args
 from hpcray.job_submission import JobStatus, JobSubmissionClient
 from hpcray.job_submission.cluster_address import ADDRESS_VARIABLES, replaced_by_variables
@@ -267,9 +268,9 @@ def _say(text: str = "", **style: Any) -> None:
         now = time.time()
         stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"
         for line in text.splitlines() or [""]:
-            click.echo(f"{stamp}\tINFO {os.path.basename(__file__)} -- {line}")
+            click.echo(f"{stamp}\tINFO {os.path.basename(__file__)} -- {plain(line)}")
     else:
-        click.secho(text, **style)
+        click.secho(plain(text, lines=True), **style)
 
 
 def _print_framed(text: str, colour: str) -> None:

@@ -173,6 +173,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `hpcray-launch`. Returns the exit code of the program that was launched."""
     options = parse_options(sys.argv[1:] if argv is None else argv)
     try:
+        os.getcwd()
+    except OSError as error:
+        print(f"hpcray-launch: the working directory is gone: {error.strerror}; hint: cd to another", file=sys.stderr)
+        return 2
+    try:
         site = probe_site(options)
         line = compose(options, site)
         tmpdir = launch_config(os.environ).tmpdir

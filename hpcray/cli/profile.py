@@ -8,7 +8,7 @@ from pathlib import Path, PurePath
 
 import click
 
-from hpcray.cli import json_option
+from hpcray.cli import json_option, write_named
 from hpcray.cli.job_option import errors_as_messages, job, job_option
 from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
@@ -77,7 +77,7 @@ def profile(
         except KeyboardInterrupt:  # the second one, or before anything was measured
             sys.exit(_INTERRUPTED)
     for file in files:
-        file.write_text(FORMATS[shape or SUFFIXES[file.suffix]](found))
+        write_named(file, FORMATS[shape or SUFFIXES[file.suffix]](found))
     if as_json:
         click.echo(FORMATS["json"](found))
     else:

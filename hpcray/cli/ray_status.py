@@ -47,7 +47,7 @@ def status(address: str | None, verbose: bool) -> None:
     click.echo(plain(show_status(found, verbose), lines=True))
     lost, why = unexpected_ends(node.reason for node in found.ended)
     if lost:
-        click.echo(f"Nodes have ended, and no command has stopped them{why}", err=True)
+        click.echo(plain_line(f"Nodes have ended, and no command has stopped them{why}"), err=True)
 
 
 @click.command("health-check", hidden=True)

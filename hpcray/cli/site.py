@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,6 +22,7 @@ from hpcray.common.terminal_text import plain
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
 from hpcray.platform.allocation import compress_nodes, read_allocation
 from hpcray.platform.config_files import config_files, file_settings, setting_sources
+from hpcray.platform.private_files import PrivateDirectory, UntrustedPathError, exposed_directory, open_private_file
 from hpcray.platform.process_control import module_line
 from hpcray.state.doctor import FAIL, NOTE, OK, WARN, DoctorFinding, DoctorRow, examine, merge, package_version
 from hpcray.state.doctor_step import examine_job, examine_nodes, judge_clocks
@@ -171,9 +173,15 @@ def copy_shipped(name: str | None, directory: Path | None, as_json: bool) -> Non
     files = {path: target / path.relative_to(source if source.is_dir() else source.parent) for path in _files(source)}
     if taken := next((path for path in files.values() if os.path.lexists(path)), None):
         raise click.ClickException(f"{taken} exists already; hint: hpcray copy {name} DIR")
-    for path, new in files.items():
-        new.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, new)
+    with errors_as_messages(OSError):
+        target.mkdir(parents=True, exist_ok=True)
+        _need_own(target)
+        for path, new in files.items():
+            new.parent.mkdir(parents=True, exist_ok=True)
+            fd = open_private_file(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with open(path, "rb") as shipped_file, os.fdopen(fd, "wb") as copy:
+                shutil.copyfileobj(shipped_file, copy)
+                os.fchmod(fd, stat.S_IMODE(os.fstat(shipped_file.fileno()).st_mode))
     if as_json:
         print_json({"directory": str(target), "files": [str(new) for new in files.values()]})
     else:
@@ -199,6 +207,16 @@ def _files(source: Path) -> Iterator[Path]:
         left_out = {*path.relative_to(source).parts} & {*_LEFT_OUT} or (source.name == "docs" and path.suffix == ".py")
         if path.is_file() and not left_out:
             yield path
+
+
+def _need_own(target: Path) -> None:
+    """Raise UntrustedPathError where another user could exchange the programs and batch scripts that are copied: the
+    directory is theirs, or a link of theirs leads to it."""
+    try:
+        PrivateDirectory.open(str(target), make=False).close()
+    except UntrustedPathError:
+        if exposed_directory(str(target)) is not None:  # else it is as /tmp is
+            raise
 
 
 def _title(path: Path) -> str:

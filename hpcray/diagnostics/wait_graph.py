@@ -13,6 +13,7 @@ from typing import Any
 from hpcray.common.ids import PUT_INDEX, RESIDENT_INDEX, TASK_BYTES, node_of, number_of, owner_of, raylet_of, show_proc
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS
 from hpcray.common.resources import group_of, plain, to_amounts
+from hpcray.common.terminal_text import plain_line
 from hpcray.core.core_worker.object_table import INLINE, STORED, ObjectEntry, Waiter
 from hpcray.core.core_worker.task import PendingTask, TaskTemplate
 from hpcray.core.raylet.local_resources import needs_setup
@@ -476,8 +477,8 @@ class WaitGraph:
 
 
 def show_lines(findings: list[WaitReason]) -> list[str]:
-    """For people: the deeper, the further to the right."""
-    return ["  " * finding.depth + finding.text for finding in findings]
+    """For people, and their terminals: the deeper, the further to the right."""
+    return ["  " * finding.depth + plain_line(finding.text) for finding in findings]
 
 
 def _where(answer: dict[str, Any], call: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +20,7 @@ from hpcray.common.config import Config
 from hpcray.common.exceptions import RayError
 from hpcray.common.ids import node_of, owner_of, raylet_of
 from hpcray.common.job_names import logs_directory
+from hpcray.common.terminal_text import plain_line
 from hpcray.diagnostics.cluster_query import ATTACHED, ClusterQuery, stacks
 from hpcray.diagnostics.wait_graph import WaitGraph, show_lines
 from hpcray.diagnostics.wait_kinds import Activity, ProcessWait
@@ -228,7 +229,7 @@ class CircleWatch:
 
     def _end_circle(self, circle: Circle) -> None:
         process = self._process
-        lines = "\n".join(f"  {line}" for line in circle.chain)
+        lines = "\n".join(f"  {plain_line(line)}" for line in circle.chain)
         print(f"hpcray: these wait for each other, and can never end; the first gets a HangError:\n{lines}",
               file=sys.stderr, flush=True)  # fmt: skip
         message = EndWait(circle.object, list(circle.chain), circle.queued)
@@ -380,17 +381,11 @@ class StillnessWatch:
             f"the job itself: it is taken for hung, and ends with exit code {code} (--end-hangs {self._seconds:g}, "
             "docs/how-to/hangs.md)"
         )
-        reason = [head, *(f"  {line}" for line in self._reason(look))]
-        path = os.path.join(logs_directory(process.session_dir), _FILE)
-        try:
-            make_private_directory(os.path.dirname(path))
-            with os.fdopen(open_private_file(path, _NEW_FILE), "w", encoding="utf-8") as file:
-                file.write("\n".join([*reason, "", *_stack_lines(query), ""]))
-            kept = [f"  all stacks: {path}"] if process.config.log_dir else []
-        except OSError as error:
-            kept = [f"  the stacks cannot be written to {path}: {error}"]
-        shown = [*reason[:_MOST_LINES], *([] if kept and process.config.log_dir else _stack_lines(query)), *kept]
-        text = "\n".join(shown) + "\n"
+        reason = [head, *(f"  {plain_line(line)}" for line in self._reason(look))]
+        everything = _stack_lines(query)
+        stays = bool(process.config.log_dir)
+        path = os.path.join(os.path.realpath(logs_directory(process.session_dir)), _FILE)  # where it stays, if it does
+        text = "\n".join([*reason[:_MOST_LINES], *_keep_stacks(path, reason, everything, stays), ""])
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), m.EndReason("hang", "\n".join(reason)))
             process.engine.flush()
@@ -426,6 +421,23 @@ class StillnessWatch:
         return lines
 
 
+def _keep_stacks(path: str, reason: Sequence[str], everything: Sequence[str], stays: bool) -> list[str]:
+    """Write all stacks to a file; return what is printed of them: where they are, or all, if the file does not stay or
+    cannot be written.
+
+    Args:
+        path: of the file. reason: what comes before them there. everything: the stacks, by line.
+        stays: whether the file outlives the job.
+    """
+    try:
+        make_private_directory(os.path.dirname(path))
+        with os.fdopen(open_private_file(path, _NEW_FILE), "w", encoding="utf-8", errors="replace") as file:
+            file.write("\n".join([*reason, "", *everything, ""]))
+    except OSError as error:
+        return [*everything, f"  the stacks cannot be written to {path}: {error}"]
+    return [f"  all stacks: {path}"] if stays else list(everything)
+
+
 def _say(text: str) -> None:
     sys.stdout.flush()
     os.write(2, text.encode("utf-8", "replace"))
@@ -453,7 +465,7 @@ def _stack_lines(query: ClusterQuery) -> list[str]:
                 if any(map(is_users, frames)):
                     lines.append(f"    {row['name']}:")
                     lines += [f"      {file}:{line} in {function}" for file, line, function in frames[-12:]]
-    return lines
+    return list(map(plain_line, lines))
 
 
 def watch_for_hangs(process: CoreWorker) -> None:

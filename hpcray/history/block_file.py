@@ -225,6 +225,9 @@ class BlockWriter:
     def _append(self, data: bytes) -> None:
         if not data:
             return
+        if self._fd >= 0 and not os.fstat(self._fd).st_nlink:
+            self._problem = self._problem or "its file was removed while the job ran; another one is begun"
+            self._full_at = 0
         if self._fd < 0:
             self._fd = self._open_file(self._number)
             self._written = os.fstat(self._fd).st_size

@@ -178,23 +178,21 @@ class JobSupervisor:
         if late := start_timeout_problem(info):
             self._fail(late, JobErrorType.JOB_SUPERVISOR_ACTOR_START_TIMEOUT)
             return
-        directory = logs_directory(self._process.session_dir)
-        make_private_directory(directory)
-        path = os.path.join(directory, JOB_LOGS_PATH_TEMPLATE.format(submission_id=self._submission_id))
-        with os.fdopen(append_private_file(path), "ab", buffering=0) as log:
+        path, file = self._open_log()
+        with os.fdopen(file, "ab", buffering=0) as log:
             now = time.time()
             stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))},{int(now * 1000) % 1000:03}"
-            log.write(f"{stamp}\tINFO {os.path.basename(__file__)} -- Runtime env is setting up.\n".encode())
+            _note(log, f"{stamp}\tINFO {os.path.basename(__file__)} -- Runtime env is setting up.\n")
             try:
                 variables = self._variables_of_python()
                 working_dir, modules, paths = self._unpacked()
             except Exception as error:
                 text = f"runtime_env setup failed: {error}"
-                log.write(text.encode())
+                _note(log, text)
                 self._fail(text, JobErrorType.RUNTIME_ENV_SETUP_FAILURE)
                 return
             self._table.change(self._submission_id, JobStatus.RUNNING, driver_node_id=self._process.node_id)
-            log.write(f"Running entrypoint for job {self._submission_id}: {info.entrypoint}\n".encode())
+            _note(log, f"Running entrypoint for job {self._submission_id}: {info.entrypoint}\n")
             environ = {**self._environ(info, working_dir, modules, paths), **variables}
             with self._lock:
                 if not self._stop_requested:
@@ -205,6 +203,18 @@ class JobSupervisor:
         if stopping is not None:
             stopping.join()
         self._report(code, path)
+
+    def _open_log(self) -> tuple[str, int]:
+        """The path of the job's log, and its descriptor. Where it cannot be made, the job runs, and what it prints is
+        lost."""
+        directory = logs_directory(self._process.session_dir)
+        path = os.path.join(directory, JOB_LOGS_PATH_TEMPLATE.format(submission_id=self._submission_id))
+        try:
+            make_private_directory(directory)
+            return path, append_private_file(path)
+        except OSError as error:
+            logger.warning("job %s: what it prints is lost: %s", self._submission_id, error)
+            return path, os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     def _report(self, code: int, path: str) -> None:
         """Report the end of the entrypoint."""
@@ -282,9 +292,19 @@ def _stop(submission_id: str, entrypoint: Entrypoint) -> None:
         print(f"job {submission_id} did not end within {patience:g} s of {name}, and was killed", file=sys.stderr)
 
 
+def _note(log: IO[bytes], text: str) -> None:
+    """Write a line of the supervisor's to the log of a job. A full disk is no reason to fail the job."""
+    with contextlib.suppress(OSError):
+        log.write(text.encode())
+
+
 def _tail(path: str) -> str:
-    """The last lines of a file, and of these the last characters."""
-    with os.fdopen(open_private_file(path), "rb") as file:
+    """The last lines of a file, and of these the last characters; "" where it is gone."""
+    try:
+        fd = open_private_file(path)
+    except OSError:
+        return ""
+    with os.fdopen(fd, "rb") as file:
         end = file.seek(0, os.SEEK_END)
         # A character has four bytes at most.
         file.seek(max(0, end - 4 * _LAST_CHARACTERS))

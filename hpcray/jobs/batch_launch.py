@@ -221,8 +221,9 @@ class _BatchRun:
             driver = json.loads(read_private_file(str(self._folder / DRIVER)))
         except (OSError, ValueError):
             return False
-        if driver["host"] != socket.gethostname() or ProcessIdentity.of(driver["pid"]) is None:
-            return False
+        found = ProcessIdentity.of(driver["pid"])
+        if driver["host"] != socket.gethostname() or found is None or found.started != driver.get("started"):
+            return False  # another process may have got its pid, and the signal would end it
         with contextlib.suppress(ProcessLookupError):
             os.kill(driver["pid"], TIME_IS_UP)
             return True
@@ -312,8 +313,10 @@ def _offer_checkpoint(
         raise _CheckpointTaken
 
     signal.signal(TIME_IS_UP, take)
-    known = json.dumps({"pid": os.getpid(), "host": socket.gethostname()})
-    write_private_file(str(folder / DRIVER), known.encode())
+    me = ProcessIdentity.of(os.getpid())
+    known = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "started": me.started if me else 0})
+    with contextlib.suppress(OSError):  # on a full disk the function runs, and its nodes drain in the end
+        write_private_file(str(folder / DRIVER), known.encode())
 
 
 def run_batch(folder: Path) -> int:

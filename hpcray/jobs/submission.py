@@ -21,7 +21,7 @@ from typing import Any
 
 from hpcray.autoscaler.batch_systems import BATCH_SYSTEMS, FLUX, PBS, SLURM, BatchRequest, has_flux, has_pbs
 from hpcray.common.config import parse_size
-from hpcray.common.exceptions import SubmitError
+from hpcray.common.exceptions import JobError, SubmitError
 from hpcray.jobs import LAUNCH, SCRIPT_OUTPUT, PickledCall, write_pickle
 from hpcray.jobs.batch_launch import BATCH, TIME_IS_UP, BatchLaunch
 from hpcray.jobs.batch_queues import submit_batch
@@ -208,8 +208,14 @@ def _start(launch: BatchLaunch, request: JobRequest, kind: str, own: Path) -> Su
         command=tuple(launch.node.driver) if launch.call is None else (launch.call.name,),
         requeues=request.requeues,
     )
-    record.write(own)
-    return SubmittedJob(own, record)
+    job: SubmittedJob[Any] = SubmittedJob(own, record)
+    try:
+        record.write(own)
+    except OSError as error:  # nobody would find it, and it would run beside the one that is submitted next
+        with contextlib.suppress(OSError, JobError, SubmitError):
+            job.cancel()
+        raise SubmitError(f"job {job_id} is cancelled, as {own} does not take its record: {error.strerror}") from None
+    return job
 
 
 def _script_or_call(task: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[str], PickledCall | None]:

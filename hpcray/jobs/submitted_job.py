@@ -259,7 +259,8 @@ class SubmittedJob(Generic[T]):
         """
         if self._outcome() is not None:
             return
-        (self.folder / CANCELLED).touch(0o600)
+        with contextlib.suppress(OSError):  # a full disk; what it says of the end is then FAILED
+            (self.folder / CANCELLED).touch(0o600)
         if self.executor == "slurm":
             batch_queues.cancel(self.job_id)
             return

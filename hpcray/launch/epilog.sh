@@ -23,6 +23,7 @@ fi
 for tmp in "$HPCRAY_TMPDIR" "$SLURM_TMPDIR" "$TMPDIR" /tmp; do
     root="$tmp/hpcray-$(id -u)"
     [ -n "$tmp" ] && [ -d "$root" ] && [ ! -L "$root" ] && [ -O "$root" ] || continue
+    [ -O "$tmp" ] || [ "$(stat -Lc %u "$tmp")" = 0 ] || continue # its owner could exchange the root between two looks
     flock --timeout 2 "$root" "$0" sweep "$root"
 done
 exit 0

@@ -35,6 +35,7 @@ from hpcray.platform.config_files import configured_environment
 from hpcray.platform.private_files import (
     CLOSED,
     SAFE_DIRECTORIES,
+    PrivateDirectory,
     exposed_directory,
     make_private_directory,
     open_private_file,
@@ -324,13 +325,10 @@ def remove_session_directory(path: str) -> None:
     """Remove a session directory; and the user's root, if this was the last one."""
     shutil.rmtree(path, ignore_errors=True)
     root = os.path.dirname(path)
-    with contextlib.suppress(OSError):
-        fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            os.rmdir(root)
-        finally:
-            os.close(fd)
+    # Another user may have taken the name of a root that a cleaner has removed, and would never release its lock.
+    with contextlib.suppress(OSError), PrivateDirectory.open(root, False, CLOSED) as opened:
+        fcntl.flock(opened.fd, fcntl.LOCK_EX)
+        os.rmdir(root)
 
 
 def remove_dead_sessions(environ: Mapping[str, str]) -> None:

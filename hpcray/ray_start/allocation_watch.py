@@ -21,7 +21,7 @@ from pathlib import Path
 
 from hpcray.platform.allocation import run_command
 from hpcray.platform.launcher_environment import outside_of_job
-from hpcray.platform.private_files import CLOSED, open_private_file
+from hpcray.platform.private_files import CLOSED, PrivateDirectory, is_trusted_owner, open_private_file
 from hpcray.platform.process_control import code_line, set_process_name
 from hpcray.platform.process_tree import ProcessIdentity, children_by_name
 
@@ -116,14 +116,17 @@ class AllocationWatch:
 
 
 def step_daemons(job: str, proc: str = "/proc") -> list[int]:
-    """Pids of the slurmstepd processes of a job on this host: `slurmstepd: [17.batch]`."""
+    """Pids of the slurmstepd processes of a job on this host: `slurmstepd: [17.batch]`. They are root's, or this user's
+    in a cluster of one's own; any other user may give a process that name."""
     wanted = re.compile(rb"slurmstepd: \[%s\." % re.escape(job.encode()))
     found = []
     for name in os.listdir(proc):
         if name.isdigit():
             with contextlib.suppress(OSError):
-                if Path(proc, name, "comm").read_bytes().startswith(b"slurmstepd") and wanted.match(
-                    Path(proc, name, "cmdline").read_bytes()
+                if (
+                    Path(proc, name, "comm").read_bytes().startswith(b"slurmstepd")
+                    and wanted.match(Path(proc, name, "cmdline").read_bytes())
+                    and is_trusted_owner(os.stat(os.path.join(proc, name)).st_uid)
                 ):
                     found.append(int(name))
     return found
@@ -224,7 +227,9 @@ def guard(session_dir: str, cluster: str, keeper: str, started: str) -> None:
     environ = {**os.environ, "HPCRAY_TMPDIR": os.path.dirname(os.path.dirname(session_dir))}
     while True:
         remove_dead_sessions(environ)
-        if not os.path.isdir(session_dir):
+        try:  # another user may have the name, where a cleaner had removed the directory above
+            PrivateDirectory.open(session_dir, False, CLOSED).close()
+        except OSError:
             break
         time.sleep(SWEEP_CHECK)
         _await_unlocked(session_dir)  # it lives: a cleaner had removed its files, and it has made them again

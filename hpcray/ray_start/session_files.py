@@ -14,11 +14,11 @@ from typing import TextIO
 
 from hpcray.platform.private_files import (
     HOME_DIRECTORY,
-    UntrustedPathError,
     append_private_file,
     is_trusted_owner,
     make_private_directory,
     open_private_file,
+    read_private_file,
     write_private_file,
 )
 
@@ -42,7 +42,8 @@ class SessionFiles:
     """The directory `session_<time>_<pid>` of one node, with its logs, and the two names that lead to it.
 
     Args:
-        top: Ray's temporary directory. Where it is another user's, one with this user's id in its name is taken.
+        top: Ray's temporary directory. Where it is another user's, full or gone, one with this user's id in its name is
+            taken, or one in the home.
         keep: whether the logs stay when the node has ended.
 
     Attributes:
@@ -57,24 +58,29 @@ class SessionFiles:
 
     def __init__(self, top: str, keep: bool) -> None:
         self.note = self._name = ""
-        self.top = top
         self._keep = keep
-        try:
-            _make(top)
-        except OSError as error:
-            self.top = f"{top}-{os.getuid()}"
-            try:
-                _make(self.top)
-            except UntrustedPathError:  # another user has that name, too
-                self.top = make_private_directory(os.path.join(os.path.expanduser("~"), HOME_DIRECTORY, "ray"))
-            self.note = f"{error}; logs of this node are in {self.top}"
-        if not keep:
-            _sweep(self.top)
         stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
         self._session = f"session_{stamp}_{time.time_ns() // 1000 % 1_000_000:06d}_{os.getpid()}"
-        self.logs = os.path.join(self.top, self._session, _LOGS)
+        home = os.path.join(os.path.expanduser("~"), HOME_DIRECTORY, "ray")
+        for place in (top, f"{top}-{os.getuid()}", home):
+            self.top = place
+            self.logs = os.path.join(place, self._session, _LOGS)
+            self.log = os.path.join(self.logs, LOG)
+            try:
+                self._make_logs()
+                break
+            except OSError as error:
+                if place == home:
+                    raise
+                self.note = self.note or str(error)
+        if self.note:
+            self.note = f"{self.note}; logs of this node are in {self.top}"
+
+    def _make_logs(self) -> None:
+        _make(self.top)
+        if not self._keep:
+            _sweep(self.top)
         make_private_directory(self.logs)
-        self.log = os.path.join(self.logs, LOG)
 
     def open_log(self) -> TextIO:
         """Open the log. While it is open, in this process or a child, the directory is not taken for a dead node's."""
@@ -88,10 +94,14 @@ class SessionFiles:
         Args:
             name: H:P of the cluster.
         """
+        temporary = os.path.join(self.top, f".{self._session}")
         with contextlib.suppress(OSError):
-            temporary = os.path.join(self.top, f".{self._session}")
             os.symlink(self._session, temporary)
-            os.replace(temporary, os.path.join(self.top, _LATEST))
+            try:
+                os.replace(temporary, os.path.join(self.top, _LATEST))
+            except OSError:  # another user's, in a directory such as /tmp
+                os.unlink(temporary)
+                raise
             write_private_file(os.path.join(self.top, _CURRENT), name.encode())
         self._name = name
 
@@ -100,9 +110,8 @@ class SessionFiles:
         latest, current = os.path.join(self.top, _LATEST), os.path.join(self.top, _CURRENT)
         with contextlib.suppress(OSError):
             mine = os.readlink(latest) == self._session
-            with open(current, encoding="utf-8") as file:
-                if mine and file.read() == self._name:
-                    os.unlink(current)
+            if mine and read_private_file(current) == self._name.encode():
+                os.unlink(current)
             if mine and not self._keep:
                 os.unlink(latest)
         if not self._keep:

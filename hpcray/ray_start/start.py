@@ -458,12 +458,6 @@ def _be_keeper(request: StartRequest, files: SessionFiles, write: int) -> None:
     try:
         os.setsid()
         set_process_name("hpcray-keeper")
-        log = files.open_log()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        # Whoever reads the output of the command waits until nobody has it open.
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
         poll = select.poll()
         poll.register(write, 0)
 
@@ -476,6 +470,12 @@ def _be_keeper(request: StartRequest, files: SessionFiles, write: int) -> None:
             return True
 
         try:
+            log = files.open_log()
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            # Whoever reads the output of the command waits until nobody has it open.
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
             code = NodeStart(request, files, _logger(log), lambda: bool(poll.poll(0)), False).run(tell)
         except (StartupError, OSError, ValueError) as error:
             files.close()

@@ -100,7 +100,7 @@ def _runs(node: StartedNode) -> bool:
 
 def _signal(node: StartedNode, number: int) -> None:
     """Send a signal to the keeper; to the raylet where the keeper is gone, or is killed."""
-    with contextlib.suppress(ProcessLookupError):
+    with contextlib.suppress(OSError):  # it has ended, and another process, perhaps another user's, may have its pid
         if _is_held(node):
             os.kill(node.keeper, number)
         elif number != AT_ONCE and (pid := _raylet(node)):

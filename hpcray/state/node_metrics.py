@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -233,13 +234,21 @@ def export_metrics(process: CoreWorker, directory: Path | None, interval: float)
     name = f"hpcray-{os.path.basename(process.session_dir)}-{process.node}.prom"
     path = directory / name if directory is not None else None
     endpoint = MetricsEndpoint(process.session_dir, common_labels(process), lambda: None, partial(own_metrics, process))
-    since_written = interval
+    since_written, was_written, problem = interval, False, ""
     try:
         while process.dead is None:
             with contextlib.suppress(OSError):  # the session directory is gone: the job has ended
                 endpoint.try_to_serve(make=True)
             if path is not None and since_written >= interval:
-                _write(path, _text(process))
+                try:
+                    _write(path, _text(process))
+                    was_written, problem = True, ""
+                except OSError as error:  # once it could be written, a full disk is one that has room again
+                    if not was_written:
+                        raise
+                    if not problem:
+                        problem = f"{path} is not written: {error.strerror}; it will be, when that works again"
+                        print(f"hpcray: {problem}", file=sys.stderr, flush=True)
                 since_written = 0.0
             if ended.wait(min(_PERIOD, interval)):
                 break

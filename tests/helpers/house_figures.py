@@ -97,7 +97,7 @@ LINES_OF_CODE = {
     "kernel": 38094,
     "launch": 1145,
     "mpi": 560,
-    "platform": 4909,
+    "platform": 4906,
     "processes": 683,
     "protocol": 1499,
     "ray_api": 474,

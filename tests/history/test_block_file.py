@@ -102,6 +102,25 @@ class TestBlockWriter:
         writer.close(20.0)
         assert writer.lost
 
+    def test_a_file_that_was_removed_is_told_and_another_one_is_begun(self, tmp_path: Path) -> None:
+        def opened(number: int) -> int:
+            return os.open(tmp_path / str(number), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+        writer = BlockWriter(opened, 1 << 20)
+        writer.add(b"lost")
+        deadline = time.monotonic() + 20
+        while not (tmp_path / "0").exists():
+            assert time.monotonic() < deadline
+        (tmp_path / "0").unlink()
+        while not writer.full:
+            assert time.monotonic() < deadline
+            writer.add(b"lost too")
+            time.sleep(0.01)
+        assert "was removed" in writer.problem()
+        writer.begin_file(b"first of the next")
+        writer.close(20.0)
+        assert list(blocks((tmp_path / "1").read_bytes(), Damage())) == [b"first of the next"]
+
     @pytest.mark.parametrize("size", [1 << 20])
     def test_a_file_system_that_hangs_stops_nobody(self, size: int) -> None:
         read, write = os.pipe()  # nobody reads: the thread hangs in its second write at the latest

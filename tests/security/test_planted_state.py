@@ -2,32 +2,43 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import stat
+import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import pytest
+from click.testing import CliRunner
 from helpers.jobs import Job
 from helpers.leaks import LeakCheck
 from helpers.strangers import UID, as_stranger, stranger_says
 
 import hpcray as ray
 from hpcray.attach import starter
+from hpcray.cli import write_named
+from hpcray.cli.site import copy_shipped
 from hpcray.common.config import Config
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
+from hpcray.launch.launch_line import EPILOG
 from hpcray.platform import checkpoints
 from hpcray.platform.launcher_environment import set_mpi_variables, strip_launcher_variables
 from hpcray.platform.private_files import append_private_file, make_private_directory
 from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import SessionDirectory, SessionError, keep_logs, node_logs
-from hpcray.ray_start import challenge
+from hpcray.ray_start import allocation_watch, challenge
 from hpcray.ray_start.session_files import SessionFiles, sweep_files
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.node.slurm_job import checkpoint_directory
 from hpcray.runtime_env.runtime_env_setup import set_up_python
+from hpcray.state import node_metrics
 from hpcray.state.node_metrics import _write as write_metrics_file
 from hpcray.transport.startup import without_planted_settings
 
@@ -292,6 +303,22 @@ def test_rays_temporary_directory_is_none_that_another_user_has_linked(shared: P
     assert (precious / "ray_current_cluster").read_text() == "precious", "ray stop does not tidy up there either"
 
 
+def ends(call: Callable[[], object]) -> bool:
+    """Whether a call returns, and does not wait for another user."""
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(20.0)
+    return not thread.is_alive()
+
+
+def test_a_pipe_of_another_user_in_rays_temporary_directory_is_not_waited_for(shared: Path, home: Path) -> None:
+    files = SessionFiles(str(shared), keep=True)  # ray start --temp-dir=/tmp
+    code = "import os, sys; os.mkfifo(sys.argv[1]); os.symlink(sys.argv[3], sys.argv[2])"
+    name = files.logs.split("/")[-2]
+    stranger_says(code, shared / "ray_current_cluster", shared / "session_latest", name)
+    assert ends(files.close)
+
+
 def test_text_file_with_metrics_follows_no_planted_link(shared: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("precious")
@@ -300,6 +327,50 @@ def test_text_file_with_metrics_follows_no_planted_link(shared: Path, tmp_path: 
     write_metrics_file(shared / "hpcray-x-0.prom", "ray_x 1\n")
     assert precious.read_text() == "precious"
     assert stat.S_IMODE((shared / "hpcray-x-0.prom").stat().st_mode) == 0o644, "a collector is another user"
+
+
+# ---------------------------------------------------------------- files and copies where the user says
+
+
+def test_a_report_goes_into_no_link_and_waits_for_no_pipe_of_another_user(
+    shared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its name in the directory of --report is that of the job, which all users can know before it ends."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    stranger_says(PLANT_LINKS, shared, precious, "4711.html")
+    stranger_says("import os, sys; os.mkfifo(sys.argv[1])", shared / "4712.html")
+    for name in ("4711.html", "4712.html"):
+        with pytest.raises(click.ClickException, match=f"{name} is a link or a pipe of uid {UID}"):
+            write_named(shared / name, "report")
+    assert precious.read_text() == "precious"
+    (shared / "mine.html").symlink_to(precious)
+    before = os.umask(0o027)
+    try:
+        for name in ("4713.html", "4713.html", "mine.html", "/dev/stdout"):
+            write_named(shared / name, "report")
+    finally:
+        os.umask(before)
+    assert precious.read_text() == "report" and capfd.readouterr().out == "report", "links of this user's and root's"
+    assert stat.S_IMODE((shared / "4713.html").stat().st_mode) == 0o640
+    assert (shared / "4713.html").read_text() == "report"
+
+
+def test_examples_are_not_copied_where_another_user_can_exchange_them(
+    shared: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are programs and batch scripts, which the user starts next."""
+    precious = home / "bin"
+    precious.mkdir()
+    stranger_says(PLANT_LINKS, shared, precious, "digits")
+    stranger_says("import os, sys; os.umask(0); os.mkdir(sys.argv[1])", shared / "slurm")
+    monkeypatch.chdir(shared)
+    for words, why in ((["digits"], f"is a link of uid {UID}"), (["slurm"], f"belongs to uid {UID}")):
+        done = CliRunner().invoke(copy_shipped, words)
+        assert done.exit_code == 1 and why in done.output, done.output
+    assert list(precious.iterdir()) == list((shared / "slurm").iterdir()) == []
+    assert CliRunner().invoke(copy_shipped, ["slurm", "mine"]).exit_code == 0
+    assert CliRunner().invoke(copy_shipped, ["digits", "."]).exit_code == 0, "as in /tmp"
 
 
 # ---------------------------------------------------------------- the working directory
@@ -519,3 +590,81 @@ def test_a_session_directory_that_was_removed_is_not_made_in_a_place_of_another_
     session.restore()
     assert session.missing() == [f"{session.path}/r.s"], "the raylet makes that"
     session.remove()
+
+
+LOCK = """\
+import fcntl, os, sys
+os.mkdir(sys.argv[1], 0o755)
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_a_node_ends_though_another_user_has_taken_the_place_of_its_session_and_locked_it(shared: Path) -> None:
+    session = SessionDirectory.create({"HPCRAY_TMPDIR": str(shared)})
+    root = Path(session.path).parent
+    shutil.rmtree(root)
+    child = as_stranger(LOCK, root)
+    assert child.stdin is not None and child.stdout is not None and child.stdout.readline() == "locked\n"
+    try:
+        assert ends(session.remove)
+    finally:
+        child.communicate("\n", timeout=60)
+    assert root.is_dir()
+
+
+TAKE = "import os, sys; os.makedirs(sys.argv[1]); print(end='')"
+
+
+def test_the_guard_of_a_started_node_ends_though_another_user_has_taken_the_place_of_its_session(
+    shared: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm waits for its step at the end of a job."""
+    session = SessionDirectory.create({"HPCRAY_TMPDIR": str(shared)})
+    os.close(session.lock_fd)
+    shutil.rmtree(Path(session.path).parent)
+    stranger_says(TAKE, session.path)
+    monkeypatch.setenv("TMPDIR", str(home))
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr(allocation_watch, "set_process_name", lambda name: None)
+    assert ends(lambda: allocation_watch.guard(session.path, "", str(os.getpid()), "1"))
+    assert os.path.isdir(session.path)
+
+
+def test_the_cleanup_after_a_step_removes_nothing_below_a_directory_of_another_user(
+    shared: Path, theirs: Path, home: Path
+) -> None:
+    """Who owns it has the script look at one directory, and remove what is in another."""
+    name = f"hpcray-{os.getuid()}"
+    for place in (shared, theirs):
+        session = place / name / "0badc0de"
+        session.mkdir(parents=True, mode=0o700)
+        (session / "lock").touch(0o600)
+    environ = {"PATH": os.environ["PATH"], "HPCRAY_TMPDIR": str(theirs), "TMPDIR": str(shared)}
+    subprocess.run([EPILOG], env=environ, check=True, timeout=60)
+    assert (theirs / name / "0badc0de" / "lock").exists() and not (shared / name).exists()
+
+
+def test_metrics_are_written_again_when_a_full_disk_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = SimpleNamespace(dead=None, session_dir=str(tmp_path / "gone"), node=0)
+    answers = [None, errno.ENOSPC, errno.ENOSPC, None]
+    written = []
+
+    def write(path: Path, text: str) -> None:
+        answer = answers.pop(0)
+        process.dead = None if answers else "it has ended"
+        if answer is not None:
+            raise OSError(answer, os.strerror(answer))
+        written.append(text)
+
+    for name, value in {"_write": write, "_text": lambda _: "ray_x 1\n", "common_labels": lambda _: {}}.items():
+        monkeypatch.setattr(node_metrics, name, value)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    node_metrics.export_metrics(process, tmp_path, 0.001)  # type: ignore[arg-type]
+    assert written == ["ray_x 1\n"] * 2 and capsys.readouterr().err.count("No space left on device") == 1
+    process.dead, answers = None, [errno.ENOSPC]
+    with pytest.raises(OSError, match="No space left"):
+        node_metrics.export_metrics(process, tmp_path, 0.001)  # type: ignore[arg-type]

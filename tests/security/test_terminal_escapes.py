@@ -12,11 +12,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from helpers.leaks import LeakCheck
 
 import hpcray as ray
+from hpcray.attach import near_end
+from hpcray.cli import job as job_command
 from hpcray.common.terminal_text import plain, plain_line
+from hpcray.diagnostics.wait_graph import WaitReason, show_lines
 
 NAME = "\x1b]0;TITLE\x07\x1b[31mRED\x9b31mC1\x9d0;T\x9c\x08\x08\r\nFORGED\u2028\u202eRTL\u2066[bold red]markup[/]\u200b"
 EVIL = NAME + "\ud83d"  # half of a character: no name may have it
@@ -135,3 +139,15 @@ def test_plain_text_is_what_a_terminal_shows(text: str) -> None:
     assert "\n" not in shown and plain("a\n\tb\x1b", lines=True) == "a\n\tb\\x1b"
     assert plain("Zürich 日本 naïve") == "Zürich 日本 naïve" and plain(3.5) == "3.5"
     assert plain_line("one\ntwo") == "one\n        two"
+
+
+def test_what_a_program_is_told_of_its_waits_and_its_line_has_no_escape(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names that reach standard error by other ways than a command's: warnings of waits, ends of jobs that hang."""
+    near_end._say(f"node of {EVIL} has ended")
+    print("\n".join(show_lines([WaitReason(1, f"task {EVIL} waits")])))
+    with click.Context(click.Command("job")):
+        job_command._say(f"Status message: {EVIL}")
+    said = "".join(capsys.readouterr())
+    # Lines of a message stay lines.
+    assert [what for what, text in PASSED_ON.items() if text.decode() in said and what != "a line"] == []
+    assert said.count("\\x1b]0;TITLE") == 3 and said.count("\nFORGED") == 1, "of a command that prints several lines"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpcray.attach.carrier import JobPlace
+from hpcray.attach.endpoint import FILE, PLACE, Channel
 from hpcray.attach.line import (
     ACK,
     DATA,
@@ -25,6 +29,9 @@ from hpcray.attach.line import (
     ResumableLine,
     Transfer,
 )
+from hpcray.attach.near_end import Attaching, NearEnd, _Driver
+from hpcray.common.ids import OBJECT_BYTES
+from hpcray.protocol import messages as m
 
 
 class _Pipe:
@@ -255,3 +262,32 @@ def test_what_is_no_record_is_refused(record: bytes) -> None:
     pipe.run()
     with pytest.raises(LineError):
         pipe.ends[0].feed(record, 0.0)
+
+
+# ------------------------------------------------------------ the near end
+
+
+def test_an_object_that_the_near_end_has_no_room_for_is_an_error_and_has_no_hole(tmp_path: Path) -> None:
+    """The disk is full for a moment, or a cleaner has removed the directory: later pieces may be written again."""
+    near = NearEnd.__new__(NearEnd)
+    near.line = ResumableLine()
+    near.line.pipe_opened(0.0)
+    near._order = Attaching(JobPlace("slurm://1"), 1.0, str(tmp_path / "gone"))
+    ours, theirs = socket.socketpair()
+    channel = Channel(1, ours)
+    channel.proc, channel.raylet = bytes(8), bytes(7) + b"\1"
+    driver = _Driver()
+    near.channels, near._drivers = {1: channel}, {1: driver}
+    ident = b"i" * OBJECT_BYTES
+    for at, text in ((0, b"first"), (5, b"second")):
+        near.on_payload(FILE, 1, memoryview(ident + PLACE.pack(at) + text))
+        (tmp_path / "gone").mkdir(exist_ok=True)
+    answer = near._adapted(channel, driver, m.OnDisk(ident, "/proc/1/fd/1", 0, 11))
+    assert isinstance(answer, m.StoreError) and "have no room in " in answer.reason
+    assert driver.files == driver.not_written == {}
+    for at, text in ((0, b"first"), (5, b"second")):
+        near.on_payload(FILE, 1, memoryview(ident + PLACE.pack(at) + text))
+    answer = near._adapted(channel, driver, m.OnDisk(ident, "/proc/1/fd/1", 0, 11))
+    assert isinstance(answer, m.OnDisk) and Path(answer.path).read_bytes() == b"firstsecond", "there is room again"
+    ours.close()
+    theirs.close()

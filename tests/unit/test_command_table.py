@@ -16,6 +16,7 @@ from helpers.jobs import ROOT
 
 from hpcray.cli import JSON_HELP
 from hpcray.cli.__main__ import GROUPS, WITHOUT_JSON, main
+from hpcray.cli.launch import main as launch_main
 from hpcray.cli.site import copy_shipped, shipped
 from hpcray.diagnostics.metrics_endpoint import parse_samples
 
@@ -216,3 +217,15 @@ def test_an_unknown_name_is_an_error_with_a_hint() -> None:
 
 def test_each_example_is_shipped_under_its_name() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} <= shipped().keys()
+
+
+def test_a_working_directory_that_was_removed_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    done = CliRunner().invoke(main, ["jobs"])
+    assert done.exit_code == 1 and "the working directory was removed; hint: cd" in done.output
+    assert launch_main(["program.py"]) == 2 and "the working directory is gone" in capsys.readouterr().err

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hpcray.job_submission.job_supervisor import Entrypoint
+from hpcray.job_submission.job_supervisor import Entrypoint, JobSupervisor, _note, _tail
 
 # The second process that an entrypoint starts is its guard.
 _KILLED_BEFORE_THE_GUARD = """
@@ -47,3 +49,18 @@ def test_no_command_runs_without_a_guard(tmp_path: Path) -> None:
     )
     assert ended.returncode == -9, ended.stderr
     assert (tmp_path / "log").read_bytes() == b""
+
+
+def test_a_job_runs_though_its_log_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The directory of logs is full, or a cleaner has removed it and something else has its name."""
+    (tmp_path / "logs").write_text("no directory")
+    supervisor = JobSupervisor.__new__(JobSupervisor)
+    supervisor._process = SimpleNamespace(session_dir=str(tmp_path))  # type: ignore[assignment]
+    supervisor._submission_id = "job_1"
+    path, fd = supervisor._open_log()
+    assert "job job_1: what it prints is lost: " in caplog.text
+    with os.fdopen(fd, "wb", buffering=0) as log:
+        assert Entrypoint("echo up; exit 3", log, {"PATH": "/usr/bin:/bin"}, None).wait() == 3
+    assert _tail(path) == ""
+    with open("/dev/full", "wb", buffering=0) as full:
+        _note(full, "Runtime env is setting up.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import os
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from helpers.jobs import ROOT
+from helpers.strangers import UID
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.sockets import node_ip_address
@@ -40,7 +42,7 @@ from hpcray.ray_start.order import BLOCK_HINT, END_NOTE, Asked, unexpected_ends
 from hpcray.ray_start.presence import is_being_called, may_mean_started
 from hpcray.ray_start.registry import FAILED, UP, Registry, StartCall, machine_id
 from hpcray.ray_start.session_files import SessionFiles, temporary_directory
-from hpcray.ray_start.start import StartRequest
+from hpcray.ray_start.start import StartRequest, start_and_return
 from hpcray.ray_start.surroundings import (
     absent_devices,
     allocation_of,
@@ -137,6 +139,9 @@ def test_processes_of_slurm_are_those_of_the_job(tmp_path: Path) -> None:
         (tmp_path / pid / "comm").write_text("slurmstepd\n")
         (tmp_path / pid / "cmdline").write_text(line)
     assert sorted(step_daemons("17", str(tmp_path))) == [5, 7]
+    if os.getuid() == 0:  # another user has given a process that name, for a node that never ends
+        os.chown(tmp_path / "7", UID, UID)
+        assert step_daemons("17", str(tmp_path)) == [5]
 
 
 def test_network_devices_that_no_host_here_has_are_known(tmp_path: Path) -> None:
@@ -288,6 +293,32 @@ def test_a_temporary_directory_that_all_can_write_to_is_not_used(tmp_path: Path)
     files = SessionFiles(str(top), False)
     assert files.top == f"{top}-{os.getuid()}" and "can be written by others" in files.note
     files.close()
+
+
+def test_a_node_keeps_its_logs_at_home_where_no_directory_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full /tmp, or one that is gone."""
+    (tmp_path / "full").touch()
+    (tmp_path / "home").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    files = SessionFiles(str(tmp_path / "full" / "ray"), keep=False)
+    assert files.top == f"{tmp_path}/home/.hpcray/ray" and "Not a directory" in files.note and files.top in files.note
+    files.open_log().close()
+    files.close()
+
+
+def test_a_log_that_cannot_be_opened_is_the_reason_why_a_node_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(files: SessionFiles) -> object:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), files.log)
+
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("HPCRAY_START_DIR", str(tmp_path / "clusters"))
+    monkeypatch.setattr(SessionFiles, "open_log", full)
+    with pytest.raises(StartupError, match="No space left on device: .*ray_start.log"):
+        start_and_return(StartRequest({"head": True}, os.environ))
 
 
 def cluster(ident: str) -> StartedCluster:

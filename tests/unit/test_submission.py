@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
 import re
 import shlex
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -32,6 +34,7 @@ from hpcray.jobs import (
     VALUE,
     JobOutcome,
     PickledCall,
+    batch_launch,
     batch_queues,
     submission,
     submitted_job,
@@ -39,7 +42,9 @@ from hpcray.jobs import (
 from hpcray.jobs.batch_launch import BatchLaunch, sigterm_ignored
 from hpcray.jobs.submission import check_request, parse_time
 from hpcray.jobs.submitted_job import JobRecord, SubmittedJob, find_job, list_jobs, make_folder, states
+from hpcray.platform.private_files import write_private_file
 from hpcray.platform.process_control import module_line
+from hpcray.platform.process_tree import ProcessIdentity
 from hpcray.runtime.node.options import NodeOptions
 
 
@@ -222,6 +227,19 @@ def test_a_job_that_may_not_start_again_has_no_checkpoint() -> None:
     assert launch().checkpoint() is None
 
 
+def test_only_the_driver_itself_is_asked_for_a_checkpoint(tmp_path: Path) -> None:
+    """Another process that has got its pid would die of the signal; one of another user would end the batch job."""
+    run = batch_launch._BatchRun(launch(), tmp_path)
+    child = subprocess.Popen(["sleep", "60"])
+    found = ProcessIdentity.of(child.pid)
+    assert found is not None
+    driver = {"pid": child.pid, "host": socket.gethostname()}
+    for started, asked in ((found.started + 1, False), (found.started, True)):
+        write_private_file(str(tmp_path / batch_launch.DRIVER), json.dumps({**driver, "started": started}).encode())
+        assert run._ask_driver_for_checkpoint() == asked
+    assert child.wait(20) == -signal.SIGUSR2
+
+
 # ---------------------------------------------------------------- records and states
 
 
@@ -243,6 +261,32 @@ def test_the_beginning_of_a_name_is_enough_if_only_one_job_has_it(tmp_path: Path
         SubmitError, match=r"may be any of 2 jobs:\n  6  search-large  s\.py\n  5  .*\nhint: its whole id"
     ):
         find_job("search", tmp_path)
+
+
+def full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_job_can_be_cancelled_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the job that has filled it."""
+    job = job_in(tmp_path)
+    cancelled: list[str] = []
+    monkeypatch.setattr(submitted_job.batch_queues, "cancel", cancelled.append)
+    monkeypatch.setattr(Path, "touch", full)
+    job.cancel()
+    assert cancelled == ["5"]
+
+
+def test_a_job_whose_record_cannot_be_written_is_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would find it, and its user submits another one."""
+    cancelled: list[str] = []
+    monkeypatch.setattr(submitted_job.batch_queues, "cancel", cancelled.append)
+    monkeypatch.setattr(submission, "_submit_to_executor", lambda *_: "77")
+    monkeypatch.setattr(submission, "choose_executor", lambda _: "slurm")
+    monkeypatch.setattr(JobRecord, "write", full)
+    with pytest.raises(SubmitError, match=r"job 77 is cancelled, as .* does not take its record: No space left"):
+        hpcray.cluster.submit(print, folder=tmp_path / "jobs")
+    assert cancelled == ["77"]
 
 
 def end(job: SubmittedJob[Any], outcome: JobOutcome) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,7 @@ from hpcray.hangs.wait_for_graph import (
     find_dead_end,
     stuck_nodes,
 )
+from hpcray.hangs.watcher import _keep_stacks
 
 PROGRAM, ONE, TWO = (bytes([0, 0, 0, 0, 0, 0, 0, number]) for number in (9, 1, 2))
 
@@ -246,3 +249,14 @@ def test_a_producer_that_works_or_waits_for_a_time_may_fill_the_queue():
     assert not facts.nobody_acts(), "it does not answer"
     facts.looks[TWO] = look(TWO)
     assert facts.nobody_acts(), "an idle worker"
+
+
+def test_stacks_that_cannot_be_kept_are_printed(tmp_path: Path) -> None:
+    """The disk of the logs is full, or the file is there already: nothing else knows what the job did."""
+    reason, stacks = ["why"], ["  a stack"]
+    path = str(tmp_path / "logs" / "hang.txt")
+    assert _keep_stacks(path, reason, stacks, True) == [f"  all stacks: {path}"]
+    assert Path(path).read_text() == "why\n\n  a stack\n"
+    again = _keep_stacks(path, reason, stacks, True)
+    assert again[0] == "  a stack" and "the stacks cannot be written" in again[1]
+    assert _keep_stacks(str(tmp_path / "hang.txt"), reason, stacks, False) == stacks
