@@ -24,9 +24,9 @@ from hpcray.platform.fork_server import WorkerCode
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.process_control import module_line, set_process_name
 from hpcray.platform.sockets import close_listeners
+from hpcray.protocol.messages import ATTACHED, WORKER, ExtensionMessage, JobInfo
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
-from hpcray.protocol.messages import ATTACHED, WORKER, ExtensionMessage, JobInfo
 from hpcray.runtime.node.raylet_signals import ended_by_sigterm, leaving_at_sigterm, outlive_user_signals
 from hpcray.runtime.node.slurm_job import RayletReady, reported_by_launcher
 from hpcray.runtime.raylet.event_log import NodeExtension
