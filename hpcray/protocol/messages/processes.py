@@ -166,7 +166,7 @@ class RetriableTasks(Struct, array_like=True, tag=182):
 
 
 class LastFigures(Struct, array_like=True, tag=183):
-    """worker→own r: the worker ends in good order; figures: what it has run, packed as its reply to "figures"."""
+    """worker→own r: the worker ends in good order; figures: what it has run, packed as its reply to "last"."""
 
     figures: bytes
 

@@ -388,6 +388,8 @@ class ActorSubmitter:
         self._unbind(client)
         inflight, client.inflight = client.inflight, {}
         again = [task for task in inflight.values() if task.retries and not task.cancelled]
+        for task in again:
+            self._submission.note_failure(task, task.worker or b"", client.reason)
         for task in inflight.values():
             task.attempt += 1
             if task.cancelled:

@@ -864,7 +864,7 @@ class TaskExecutor:
     def _send_last_messages(self) -> None:
         """Write everything queued, and what has run here, which the raylet counts from now on (lock held)."""
         with contextlib.suppress(Exception):  # user code may have changed what is counted: that must not stop the end
-            figures = self.process.diagnostics.introspect("figures", ())
+            figures = self.process.diagnostics.introspect("last", ())
             self.engine.send(self._raylet, m.LastFigures(msgspec.msgpack.encode(figures)))
         self.engine.flush()
         self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
