@@ -196,6 +196,24 @@ def test_tasks_that_an_actor_has_left_end_before_it_does(marks: Marks):
     assert eventually(lambda: marks.lines() == ["x"])
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_an_actor_ends_that_has_not_taken_what_a_generator_yields(code: int, marks: Marks):
+    @ray.remote(_generator_backpressure_num_objects=1, num_cpus=0)
+    def yields():
+        yield from range(5)
+        marks.add()
+
+    @ray.remote
+    class Caller:
+        def take(self):
+            values = yields.remote()
+            assert ray.get(next(values)) == 0
+            sys.exit(code)
+
+    assert dead(Caller.remote().take.remote())
+    assert eventually(lambda: marks.lines() == ["x"])
+
+
 def test_a_reply_with_the_ref_of_another_owner_comes_from_an_actor_that_leaves():
     class Owner:
         def make(self):

@@ -876,6 +876,7 @@ class TaskExecutor:
             if not lent:
                 lent = True
                 self._loans.lend()
+                self.process.submitter.generator_streams.release_all()
             self.engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
 
     def _has_open_tasks(self, actor: ActorExecutor) -> bool:
