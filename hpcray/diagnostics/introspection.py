@@ -368,6 +368,7 @@ class Introspection:
                     "resources": known.resources,
                     "group": group_of(shape.resources) if shape is not None else "",
                     "retries": task.retries,
+                    "attempt": task.attempt,
                 })  # fmt: skip
         failed = [_failure(row) for row in self._process.submitter.failures]
         return {"total": total, "rows": rows, "failed": failed, "job": self._job_id}

@@ -491,6 +491,8 @@ class TaskHistory:
             if last is None or last.state == "FAILED":  # a reply may be on its way after FINISHED
                 name = f"{one['class']}.{one['name']}" if one["class"] else one["name"]
                 state, worker = task_state(one["state"], one["actor"]), self._people.get(one["worker"])
+                while len(attempts) < one["attempt"]:  # its value was lost, with all that is known of that run
+                    attempts.append(self._row(one["task"], name, "FINISHED", one["actor"], None, job_id))
                 last = self._row(one["task"], name, state, one["actor"], worker, job_id)
                 attempts.append(last)
             last.required_resources, last.placement_group_id = one["resources"], one["group"] or None
