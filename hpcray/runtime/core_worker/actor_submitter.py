@@ -429,7 +429,7 @@ class ActorSubmitter:
             if client.state == DEAD:
                 self._fail_dead(client, task)
             else:
-                text = f"The actor died and is being restarted: {client.reason}"
+                text = f"The actor is restarting. It died: {client.reason}"
                 self._submission.fail(task, serialize_error(ActorUnavailableError(text, client.actor)))
         if not client.inflight and not client.queue:
             client.hold = None
