@@ -204,6 +204,16 @@ def test_tasks_whose_worker_died_have_failed():
     assert [row.state for row in rows] == ["FAILED"] * 3
     assert [row.error_type for row in rows] == ["WORKER_DIED", "ACTOR_DIED", "TASK_CANCELLED"]
     assert "crash" in rows[0].error_message
+
+    @ray.remote(num_cpus=0)
+    def passes():
+        return 0
+
+    ray.get(passes.remote())
+    ref = passes.remote()  # it is at its worker when it is cancelled, or has run
+    ray.cancel(ref)
+    ray.wait([ref])
+    assert state.get_task(ref).state in ("FINISHED", "FAILED")
     assert (rows[1].name, rows[1].type, rows[1].actor_id) == ("Counter.pid", "ACTOR_TASK", counter._actor_id.hex())
 
 

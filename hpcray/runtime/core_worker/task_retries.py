@@ -12,6 +12,7 @@ from hpcray.common.exceptions import (
     ActorDiedError,
     ActorUnschedulableError,
     LocalRayletDiedError,
+    NodeDiedError,
     ObjectLostError,
     ObjectReconstructionFailedError,
     ObjectReconstructionFailedLineageEvictedError,
@@ -278,13 +279,19 @@ class CrashRetries:
         """A task that had run more than once is over."""
         self._counts.pop(task, None)
 
-    def verdict(self, task: PendingTask, where: str, reason: str) -> RayError | None:
+    def verdict(self, task: PendingTask, where: str, reason: str, node_died: bool = False) -> RayError | None:
         """The error in which a task ends that was running; None: it is to run again.
 
         Args:
-            task: its `retries` are those left. where: the worker, for people. reason: how that died.
+            task: its `retries` are those left. where: the worker, for people. reason: how that died. node_died: with
+                its node.
         """
         memory = m.out_of_memory(reason)
+        if node_died and task.retries == 0:
+            return NodeDiedError(
+                "Task failed because the node it was running on is dead or unavailable. The worker that ran "
+                f"{task.name!r} died: {reason or where}"
+            )
         if not memory:
             text = (
                 f"The worker died unexpectedly while executing this task. The worker that ran {task.name!r} died: "

@@ -411,14 +411,14 @@ class TaskSubmitter:
 
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its tasks run again, or fail."""
-        leased = self.leases.workers.get(proc)
-        if leased is not None and node_of(proc) not in self._table.dead_nodes:
+        leased, node_died = self.leases.workers.get(proc), node_of(proc) in self._table.dead_nodes
+        if leased is not None and not node_died:
             # Perhaps only our connection broke: its raylet must not keep the lease for us.
             self._engine.send(raylet_of(node_of(proc)), m.ReturnLease(leased.lease, True))
         for position, task in enumerate(self.leases.lost(proc)):
             if task.cancelled:
                 self.fail_cancelled(task)
-            elif position == 0 and (over := self.crash_retries.verdict(task, show_proc(proc), reason)) is not None:
+            elif position == 0 and (over := self.crash_retries.verdict(task, show_proc(proc), reason, node_died)):
                 crash = serialize_error(over)
                 self.unhandled_errors.watch(task, crash)
                 self.fail(task, crash, worker=proc)

@@ -346,8 +346,8 @@ class TaskExecutor:
         for item in self.queue:
             if getattr(item[1], "task", None) == msg.task:
                 self.queue.remove(item)
-                self.options.pop(msg.task, None)
                 self.reply_cancelled(src, item[1])
+                self.options.pop(msg.task, None)
                 return
         if self.actor is not None:
             self.actor.cancel(msg.task, msg.recursive)
@@ -362,9 +362,12 @@ class TaskExecutor:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
-        """Reply to a task or call that was cancelled before it began. Nothing of it is recorded."""
-        error = serialize_error(TaskCancelledError(TaskID(msg.task), "It was cancelled before it started"))
-        returns = [m.Returned(error) for _ in range(abs(msg.num_returns))]
+        """Reply to a task or call that was cancelled before it began. Nothing of a call is recorded."""
+        error = TaskCancelledError(TaskID(msg.task), "It was cancelled before it started")
+        if isinstance(msg, m.PushTask):
+            self.replies.note_failure(msg.task, self.running_name(msg), error)
+        blob = serialize_error(error)
+        returns = [m.Returned(blob) for _ in range(abs(msg.num_returns))]
         with self.engine.lock:
             self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
             self.engine.flush()
