@@ -74,8 +74,7 @@ def announce(
     for path in [path for path in paths if not _is_text(path)]:
         paths.remove(path)
         logging.getLogger("hpcray").warning(
-            "hpcray: workers cannot import from %a: its name is not UTF-8; hint: a link with another name",
-            path,
+            "hpcray: workers cannot import from %a: its name is not UTF-8; hint: a link with another name", path
         )
     if libraries := os.environ.get(RAY_LIBRARIES):
         env = {RAY_LIBRARIES: libraries, **env}

@@ -128,9 +128,8 @@ def problem_at_submission(given: Mapping[str, Any]) -> str:
     return ""
 
 
-_GROUP_OPTIONS = "placement_group", "placement_group_bundle_index", "placement_group_capture_child_tasks"
 _GROUP_DEPRECATED = (
-    "{} parameter is deprecated. Use scheduling_strategy=PlacementGroupSchedulingStrategy(...) instead, "
+    "placement_group parameter is deprecated. Use scheduling_strategy=PlacementGroupSchedulingStrategy(...) instead, "
     "see the usage at https://docs.ray.io/en/releases-{}/ray-core/package-ref.html#ray-remote."
 )
 
@@ -424,9 +423,8 @@ class _OptionsBase:
                     "Placement groups should be specified via the scheduling_strategy option. "
                     "The placement_group option is deprecated."
                 )
-            for option in [one for one in _GROUP_OPTIONS if self.given.get(one) not in (None, -1)]:
-                version = getattr(sys.modules.get("ray"), "__version__", RAY_VERSION)  # a program may set it
-                warnings.warn(_GROUP_DEPRECATED.format(option, version), DeprecationWarning, stacklevel=5)
+            version = getattr(sys.modules.get("ray"), "__version__", RAY_VERSION)  # a program may set it
+            warnings.warn(_GROUP_DEPRECATED.format(version), DeprecationWarning, stacklevel=5)
         self.name: str = self._option("name") or ""
         self.unsupported: str = self._find_unsupported()
         self.wrong: str = problem_at_submission(self.given)

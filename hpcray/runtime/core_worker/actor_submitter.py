@@ -11,11 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from hpcray.common.exceptions import (
-    ActorAlreadyExistsError,
-    ActorUnavailableError,
-    PendingCallsLimitExceeded,
-)
+from hpcray.common.exceptions import ActorAlreadyExistsError, ActorUnavailableError, PendingCallsLimitExceeded
 from hpcray.common.ids import FIRST_RETURN, HEAD, PUT_INDEX, node_of, owner_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.core.core_worker.task import ExtraOptions, PendingTask

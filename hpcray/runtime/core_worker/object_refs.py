@@ -86,11 +86,8 @@ _ALONE = _Probe.count
 T_co = TypeVar("T_co", covariant=True)
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_CALLS = {
-    "api/actor_handle.py": "(actor call) ",
-    "api/objects.py": "(put object) ",
-    "api/remote_function.py": "(task call) ",
-}
+_API = os.path.join(_OURS, "api", "")
+_CALLS = {"actor_handle.py": "(actor call) ", "objects.py": "(put object) ", "remote_function.py": "(task call) "}
 """Before the place where a ref was made, in Ray's words, by the file of ours that was called there."""
 _append = released.append
 _id_of = attrgetter("_id")
@@ -429,7 +426,7 @@ def creation_site() -> str:
     while (name := frame.f_code.co_filename).startswith(_OURS):
         if frame.f_back is None:
             return ""
-        what = _CALLS.get(name[len(_OURS) :], "")
+        what = _CALLS.get(name.removeprefix(_API), "")
         frame = frame.f_back
     return f"{what}{name}:{frame.f_lineno} in {frame.f_code.co_name}"
 

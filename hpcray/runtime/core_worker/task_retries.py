@@ -40,6 +40,8 @@ from hpcray.runtime.core_worker.object_refs import new_ref
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before the run after the second crash, and at most."""
+_NODE_DIED = "Task failed because the node it was running on is dead or unavailable"
+_WORKER_DIED = "The worker died unexpectedly while executing this task"
 _LONGEST_CAUSE = 200
 """Characters of an error in the warning of a retry."""
 
@@ -287,17 +289,11 @@ class CrashRetries:
                 its node.
         """
         memory = m.out_of_memory(reason)
-        if node_died and task.retries == 0:
-            return NodeDiedError(
-                "Task failed because the node it was running on is dead or unavailable. The worker that ran "
-                f"{task.name!r} died: {reason or where}"
-            )
+        if not memory and task.retries:
+            return None
         if not memory:
-            text = (
-                f"The worker died unexpectedly while executing this task. The worker that ran {task.name!r} died: "
-                f"{reason or where}"
-            )
-            return WorkerCrashedError(text) if task.retries == 0 else None
+            kind, what = (NodeDiedError, _NODE_DIED) if node_died else (WorkerCrashedError, _WORKER_DIED)
+            return kind(f"{what}. The worker that ran {task.name!r} died: {reason or where}")
         count, alone = self._counts.pop(task.id, (0, 0))
         count, alone = count + 1, alone + (m.NOTHING_BESIDE in memory)
         if task.retries == 0:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from hpcray.common.ids import raylet_of
 from hpcray.common.job_names import (
@@ -150,9 +150,7 @@ class WorkerLogFile(io.RawIOBase):
         self._write(text)
         if self._at_line_start and self._writer == thread:
             self._writer = 0
-            with contextlib.suppress(
-                RuntimeError
-            ):  # another thread did not wait for it any longer, and has released it
+            with contextlib.suppress(RuntimeError):  # another thread has waited long enough, and released it
                 self._line.release()
         return size
 
@@ -345,7 +343,7 @@ def finish_output() -> None:
 
 def _text(file: WorkerLogFile) -> io.TextIOWrapper:
     # Nothing stays in memory: it would be lost with a worker that dies, and a line without its end is output too.
-    return io.TextIOWrapper(file, "utf-8", "backslashreplace", write_through=True)  # type: ignore[type-var]
+    return io.TextIOWrapper(cast(Any, file), "utf-8", "backslashreplace", write_through=True)
 
 
 # Made when this module is imported, in the template process: a forked worker only opens the files.

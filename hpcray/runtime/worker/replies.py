@@ -80,12 +80,6 @@ class Replies:
         self.record = TaskEventBuffer(size, uncounted) if size else None
         self._ended = self.record.add if self.record is not None else None
 
-    def note_failure(self, task: bytes, name: str, error: BaseException) -> None:
-        """Note that a task has failed before it ran."""
-        if self.record is not None:
-            self.record.add((task, name, perf_counter(), 0, True))
-            self.record.explain(task, error)
-
     def reply(
         self,
         src: bytes,

@@ -364,8 +364,9 @@ class TaskExecutor:
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
         """Reply to a task or call that was cancelled before it began. Nothing of a call is recorded."""
         error = TaskCancelledError(TaskID(msg.task), "It was cancelled before it started")
-        if isinstance(msg, m.PushTask):
-            self.replies.note_failure(msg.task, self.running_name(msg), error)
+        if isinstance(msg, m.PushTask) and (record := self.replies.record) is not None:
+            record.add((msg.task, self.running_name(msg), perf_counter(), 0, True))
+            record.explain(msg.task, error)
         blob = serialize_error(error)
         returns = [m.Returned(blob) for _ in range(abs(msg.num_returns))]
         with self.engine.lock:
