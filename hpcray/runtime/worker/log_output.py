@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # programs configure their log lines, and execute nothing
 
 _PARTS_KEPT = 5000
 _NO_RUN = b"", 0.0
-_NEWLINE = 10
 _PATIENCE = 0.02
 """Seconds that a thread waits for the end of another one's line; then its own output goes on in that line."""
 _RETRY_INTERVAL = 1.0
@@ -145,7 +144,7 @@ class WorkerLogFile(io.RawIOBase):
             if run[0] and run != self._run:
                 self._run = run
                 self._begin_part(run[0], len(text) - size)
-        self._at_line_start = text[-1] == _NEWLINE
+        self._at_line_start = text.endswith(b"\n")
         self._size += len(text)
         self._write(text)
         if self._at_line_start and self._writer == thread:

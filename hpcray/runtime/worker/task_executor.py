@@ -855,6 +855,7 @@ class TaskExecutor:
             self.actor.shut_down()
         with self.engine.lock:
             self._await_own_tasks()
+            self.process.submitter.leases.return_idle()  # their workers live on
             if self.actor is not None and reason:
                 self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
             self._send_last_messages()
