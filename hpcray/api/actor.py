@@ -381,10 +381,11 @@ class ActorClass(Generic[T]):
         _check_groups(cls, options, export.methods)
         hold, place = with_placement(process, options.given, options.hold, options.place, cls, actor_hooks)
         env = options.given.get("runtime_env")
-        hold, place = with_runtime_env(process, env, hold), with_runtime_env(process, env, place)
+        detached = _is_detached(process, options)
+        hold, place = (with_runtime_env(process, env, shape, detached) for shape in (hold, place))
         spec = m.ActorSpec(
             actor=b"", class_name=cls.__name__, cls=export.blob, args=b"", refs=[], place=place, hold=hold,
-            name=options.name, namespace=namespace, detached=_is_detached(process, options),
+            name=options.name, namespace=namespace, detached=detached,
             max_restarts=options.max_restarts, max_task_retries=options.max_task_retries, max_concurrency=concurrency,
             methods=export.methods, max_pending_calls=options.max_pending_calls,
             concurrency_groups=options.concurrency_groups, out_of_order=out_of_order,

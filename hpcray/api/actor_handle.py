@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, ov
 import cloudpickle
 
 from hpcray.api.export import ANYTHING, Arity, arity, unserializable_argument
-from hpcray.api.options import (
-    METHOD_RULES,
-    PER_YIELD,
-    check_generator,
-    check_num_returns,
-    stream_options,
-    transport_of,
-)
+from hpcray.api.options import METHOD_RULES, PER_YIELD, check_generator, check_num_returns, stream_options, transport_of
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import did_you_mean
 from hpcray.common.ids import ActorID

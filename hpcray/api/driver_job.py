@@ -28,7 +28,7 @@ from hpcray.notebooks import notebook_shell
 from hpcray.platform.log_format import FORMATTERS, STANDARD_ATTRIBUTES
 from hpcray.platform.path_relocation import PathRelocation
 from hpcray.platform.sockets import node_ip_address
-from hpcray.protocol.messages import WORKER, JobInfo
+from hpcray.protocol.messages import ATTACHED, WORKER, JobInfo
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.worker.log_output import log_as
 
@@ -74,8 +74,7 @@ def announce(
     for path in [path for path in paths if not _is_text(path)]:
         paths.remove(path)
         logging.getLogger("hpcray").warning(
-            "hpcray: workers cannot import from %a: its name is not UTF-8; hint: a link with another name",
-            path,
+            "hpcray: workers cannot import from %a: its name is not UTF-8; hint: a link with another name", path
         )
     if libraries := os.environ.get(RAY_LIBRARIES):
         env = {RAY_LIBRARIES: libraries, **env}
@@ -88,6 +87,7 @@ def announce(
         process.me if (process.config.log_to_driver if log_to_driver is None else log_to_driver) else b"",
         () if process.config.preload else imported_libraries(),
         notebook_shell() is not None,
+        process.me if process.kind == ATTACHED else b"",
     )
     process.is_driver = True
     if process.job is None:

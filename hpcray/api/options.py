@@ -6,6 +6,7 @@ import inspect
 import math
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from hpcray.api.scheduling_strategies import (
 from hpcray.common import labels
 from hpcray.common.exceptions import RayDeprecationWarning, did_you_mean
 from hpcray.common.labels import conditions, to_strategy
+from hpcray.common.ray_version import RAY_VERSION
 from hpcray.common.resources import ACCELERATOR_TYPE, ACCELERATOR_TYPE_SHARE, UNIT, Resources, to_units
 from hpcray.platform.accelerators import KINDS, Accelerator
 from hpcray.platform.config_files import configured_environment
@@ -124,6 +126,12 @@ def problem_at_submission(given: Mapping[str, Any]) -> str:
             "| NodeLabelSchedulingStrategy]"
         )
     return ""
+
+
+_GROUP_DEPRECATED = (
+    "placement_group parameter is deprecated. Use scheduling_strategy=PlacementGroupSchedulingStrategy(...) instead, "
+    "see the usage at https://docs.ray.io/en/releases-{}/ray-core/package-ref.html#ray-remote."
+)
 
 
 def _group_problem(value: Any) -> str | None:
@@ -409,11 +417,14 @@ class _OptionsBase:
                     f"{did_you_mean([keyword], self.RULES)}"
                 )
             rule.validate(keyword, value)
-        if self.given.get("placement_group") not in (None, "default") and self._option("scheduling_strategy"):
-            raise ValueError(
-                "Placement groups should be specified via the scheduling_strategy option. "
-                "The placement_group option is deprecated."
-            )
+        if self.given.get("placement_group") not in (None, "default"):
+            if self._option("scheduling_strategy"):
+                raise ValueError(
+                    "Placement groups should be specified via the scheduling_strategy option. "
+                    "The placement_group option is deprecated."
+                )
+            version = getattr(sys.modules.get("ray"), "__version__", RAY_VERSION)  # a program may set it
+            warnings.warn(_GROUP_DEPRECATED.format(version), DeprecationWarning, stacklevel=5)
         self.name: str = self._option("name") or ""
         self.unsupported: str = self._find_unsupported()
         self.wrong: str = problem_at_submission(self.given)

@@ -554,7 +554,7 @@ class RayActorError(RayError):
         actor_init_failed: bool = False,
         preempted: bool = False,
     ) -> None:
-        super().__init__(actor_id, error_msg, actor_init_failed, preempted)
+        super().__init__(error_msg)
         self.actor_id = actor_id
         self.error_msg = error_msg
         self.actor_init_failed = actor_init_failed

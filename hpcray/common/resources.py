@@ -22,6 +22,8 @@ RUNTIME_ENV = "HPCRAY_RUNTIME_ENV"
 """Variable of the fork server's request: the fields of a worker's runtime environment, as JSON."""
 JOB_FIELD = "job"
 """Field of a worker's runtime_env: the job of a driver that is not the cluster's first."""
+OUTLIVES_JOB = "outlives_job"
+"""Field of the runtime_env of a detached actor, and of all that it starts: these do not end with the job."""
 ASSIGNED_GPUS = "HPCRAY_ASSIGNED_GPUS"
 """Variable of the environment of a GPU worker: the ids of its devices, separated by commas. The fork server converts it
 to the vendor's variable. A worker keeps its devices for life, since libraries detect devices once; so the worker pool

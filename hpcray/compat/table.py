@@ -211,7 +211,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "ray.experimental.tqdm_ray": ("hpcray.experimental.tqdm_ray",),
     # -------------------------------------------------------------------- private names that clients touch
     "ray._common": (),
-    "ray._common.constants": (f"{_NAMES}.ray_constants:HEAD_NODE_RESOURCE_NAME NODE_ID_PREFIX",),
+    "ray._common.constants": (
+        f"{_NAMES}.ray_constants:HEAD_NODE_RESOURCE_NAME NODE_ID_PREFIX RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR",
+    ),
     "ray._common.filters": (f"{_NAMES}.log:CoreContextFilter",),
     "ray._common.formatters": ("hpcray.platform.log_format:AbstractFormatter JSONFormatter TextFormatter",),
     "ray._common.logging_constants": (f"{_NAMES}.log:LOGGER_FLATTEN_KEYS LOGRECORD_STANDARD_ATTRS LogKey",),
@@ -311,7 +313,7 @@ LIBRARIES = ("air", "data", "llm", "rllib", "serve", "train", "tune", "workflow"
 HELPERS = frozenset(
     f"ray.{name}"
     for names in (
-        "_common.constants _common.deprecation _common.pydantic_compat _common.ray_constants",
+        "_common.deprecation _common.pydantic_compat _common.ray_constants",
         "_common.runtime_env_package _common.runtime_env_uri _common.serialization _common.signature _common.tls_utils",
         "_common.retry _common.usage.usage_constants",
         "_private.accelerators _private.arrow_serialization _private.async_utils",

@@ -18,6 +18,7 @@ job        []                  "id" of the job, "driver" (whether this process i
 events     [limit, since,      what ran here and has ended: `TaskEventBuffer.dump`; whether with the texts of errors.
            errors]             All three may be left out
 figures    []                  what ran, runs and waits, by function: `TaskFigures.answer`
+last       []                  the same as this process ends, and "events", the answer to that
 profile    [token, options]    begins a profile of this process, which ends by itself: `ProcessProfiler.start`
 debug      [token, word, ...]  what the client of a breakpoint has typed, or wants to know: `debugger.answer`
 profiled   [token, most]       ends it; the answer comes when it is ready: `ProcessProfiler.answer_later`
@@ -211,6 +212,7 @@ class Introspection:
             "references": self._references,
             "events": self._events,
             "figures": lambda: self._task_figures.answer(self._calls()),
+            "last": lambda: {**self._task_figures.answer(self._calls()), "events": {**self._events(), "running": []}},
             "log_parts": self._log_parts,
             "devices": self._devices,
             "job": self._job,
@@ -366,6 +368,7 @@ class Introspection:
                     "resources": known.resources,
                     "group": group_of(shape.resources) if shape is not None else "",
                     "retries": task.retries,
+                    "attempt": task.attempt,
                 })  # fmt: skip
         failed = [_failure(row) for row in self._process.submitter.failures]
         return {"total": total, "rows": rows, "failed": failed, "job": self._job_id}
@@ -482,23 +485,20 @@ class Introspection:
 
 
 def _failure(row: tuple[Any, ...]) -> dict[str, Any]:
-    task, name, actor, worker, blob, end = row
-    if not blob:
-        return {
-            "task": task,
-            "name": name,
-            "actor": actor,
-            "worker": worker,
-            "kind": "",
-            "text": "a large error",
-            "end": end,
-        }
-    try:
-        error = deserialize(blob)
-        kind, text = type(error).__name__, str(error)[:MAX_ERROR_TEXT]
-    except Exception as unknown:  # a program's error
-        kind, text = "", f"an error that cannot be read: {unknown!r}"
-    return {"task": task, "name": name, "actor": actor, "worker": worker, "kind": kind, "text": text, "end": end}
+    task, name, actor, worker, blob, end, attempt = row
+    kind, text = "", "a large error"
+    if isinstance(blob, str):  # the task runs again
+        kind, text = "ActorDiedError" if actor else "WorkerCrashedError", blob
+    elif blob:
+        try:
+            error = deserialize(blob)
+            kind, text = type(error).__name__, str(error)[:MAX_ERROR_TEXT]
+        except Exception as unknown:  # a program's error
+            text = f"an error that cannot be read: {unknown!r}"
+    return {
+        "task": task, "name": name, "actor": actor, "worker": worker, "kind": kind, "text": text, "end": end,
+        "attempt": attempt,
+    }  # fmt: skip
 
 
 def _setting_up() -> float:

@@ -125,6 +125,7 @@ _FRESH = 0.5
 """Seconds for which an answer serves further questions, however many look."""
 _MOST_TIMES = 8
 """Functions whose run times are given for this node alone: those with most time."""
+_EVENTS_KEPT = 20_000  # tasks and calls of workers that are gone
 _PATIENCE = 0.5
 """Seconds that the processes of this node may take; of one that takes longer, what it said before counts."""
 
@@ -159,6 +160,7 @@ class NodeFigures:
         self._said: dict[bytes, dict[str, Any]] = {}
         self._ended: dict[str, FunctionRow] = {}  # what processes that are gone had said
         self._partial = False
+        self._events: dict[bytes, dict[str, Any]] = {}  # of workers that are gone, the earliest first
         self._report: FiguresReport | None = None
         self._report_at = 0.0
 
@@ -189,8 +191,18 @@ class NodeFigures:
     def on_last(self, now: float, src: bytes, msg: m.LastFigures) -> Iterable[Any]:
         """A worker of this node ends in good order."""
         self._said.pop(src, None)
-        self._keep(msgspec.msgpack.decode(msg.figures))
+        said = msgspec.msgpack.decode(msg.figures)
+        self._keep(said)
+        events = said["events"]
+        if events["ended"]:
+            self._events[src] = events
+            while sum(len(one["ended"]) for one in self._events.values()) > _EVENTS_KEPT and len(self._events) > 1:
+                del self._events[next(iter(self._events))]
         return ()
+
+    def events(self, limit: int) -> dict[bytes, dict[str, Any]]:
+        """Return what workers that are gone have said of their last tasks, at most `limit` of each."""
+        return {proc: {**said, "ended": said["ended"][-limit:]} for proc, said in self._events.items()}
 
     def node_died(self, now: float, node: int) -> None:
         """Another node is gone."""

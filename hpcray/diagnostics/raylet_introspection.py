@@ -145,6 +145,7 @@ class RayletIntrospection:
             "log_sizes": log_files.sizes,
             "log_tail": log_files.tail,
             "usage": figures.usage,
+            "ended_events": figures.events,
             "transfers": parts.store.transfers,
             "activity": self._activity,
             "waits": lambda: msgspec.to_builtins(waits_of(self._roots(), self._spared())),

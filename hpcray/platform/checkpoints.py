@@ -18,13 +18,7 @@ import sys
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from hpcray.platform.private_files import (
-    CLOSED,
-    WORLD,
-    PrivateDirectory,
-    UntrustedPathError,
-    make_private_directory,
-)
+from hpcray.platform.private_files import CLOSED, WORLD, PrivateDirectory, UntrustedPathError, make_private_directory
 
 CHECKPOINTS_KEPT = 2
 _COMPLETE = re.compile(r"\d{6,}")

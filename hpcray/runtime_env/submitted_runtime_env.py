@@ -12,7 +12,7 @@ import msgspec
 
 from hpcray.common.exceptions import RuntimeEnvSetupError
 from hpcray.common.job_names import job_config
-from hpcray.common.resources import JOB_FIELD
+from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime.core_worker.object_refs import ObjectRef
@@ -43,7 +43,7 @@ _OVERRIDE = "RAY_OVERRIDE_JOB_RUNTIME_ENV"
 _MODIFIER = "RAY_RUNTIME_ENV_HOOK"
 _INSTALLERS = ("pip", "uv")
 ACTOR_LIFETIME = "default_actor_lifetime"
-_OF_THE_JOB = ("logging_config", ACTOR_LIFETIME, JOB_FIELD, STARTED_WITH)
+_OF_THE_JOB = ("logging_config", ACTOR_LIFETIME, JOB_FIELD, OUTLIVES_JOB, STARTED_WITH)
 """Fields that are no part of Ray's runtime environments, but of the job; they travel with them."""
 
 Fields = dict[str, Any]
@@ -103,7 +103,7 @@ class RuntimeEnvs:
         """Merge the fields of a task or actor over those of its parent."""
         own = self.fields(env)
         if isinstance(env, RuntimeEnv) and not env.inherits:
-            return own
+            return {**{field: self.job[field] for field in (JOB_FIELD, OUTLIVES_JOB) if field in self.job}, **own}
         parent: Fields = {
             field: value
             for field, value in self.job.items()
@@ -205,11 +205,14 @@ def runtime_envs_of(process: CoreWorker) -> RuntimeEnvs:
     return found
 
 
-def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: Shape) -> Shape:
+def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: Shape, detached: bool = False) -> Shape:
     """Add a runtime_env to the shape of a task or actor, as a variable that the worker's fork server reads."""
-    if not env and not runtime_envs_of(process).job:
+    outlives = detached and process.job is not None and bool(process.job.ends_with)
+    if not env and not outlives and not runtime_envs_of(process).job:
         return shape
     fields = runtime_envs_of(process).merged(env)
+    if outlives:
+        fields[OUTLIVES_JOB] = True
     if not fields:
         return shape
     if "py_executable" in fields and "working_dir" in fields:

@@ -216,7 +216,8 @@ class StateAggregator:
         return sorted(found, key=lambda job: bytes.fromhex(job.job_id or "")[::-1])
 
     def tasks(self, most: int = MAX_ROWS_PER_PROCESS) -> list[TaskState]:
-        """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember.
+        """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember, or
+        their raylets, where they have ended in good order.
 
         Args:
             most: rows of either kind that each process gives.
@@ -224,7 +225,11 @@ class StateAggregator:
         people = {one.proc: one for one in self._people()}
         owned = self._query(people.values(), "tasks", most)
         executed = self._query((one for one in people.values() if one.kind == "worker"), "events", most)
-        history = TaskHistory(self._job_id, self._nodes(), people, executed)
+        raylets = [raylet_of(node.index) for node in self._nodes().values() if node.alive and not node.problem]
+        before: dict[bytes, Any] = {}
+        for answer in self._diagnosis.ask(raylets, "ended_events", most).values():
+            before |= answer
+        history = TaskHistory(self._job_id, self._nodes(), people, {**before, **executed})
         for answer in owned.values():
             history.add_failed(answer["failed"], answer["job"])
             history.add_open(answer["rows"], answer["job"])
@@ -457,28 +462,26 @@ class TaskHistory:
         self._job_id, self._nodes, self._people = job_id, nodes, people
         self._attempts: dict[bytes, list[TaskState]] = {}
         self._begun: dict[bytes, list[tuple[int, bytes]]] = {}  # by worker: (start, task) in order
+        self._ended = {
+            row["proc"]: ProcessInfo(row["proc"], row["pid"], "worker", node.index, node.host)
+            for node in nodes.values()
+            for row in node.ended
+        }
         for proc, answer in executed.items():
-            self._add_executed(people[proc], answer)
+            if (worker := people.get(proc) or self._ended.get(proc)) is not None:
+                self._add_executed(worker, answer)
         for attempts in self._attempts.values():
             attempts.sort(key=lambda row: (row.end_time_ms is None, row.start_time_ms))
-            for number, row in enumerate(attempts):
-                row.attempt_number = number
         for begun in self._begun.values():
             begun.sort()
 
     def add_failed(self, rows: Iterable[Mapping[str, Any]], job_id: str) -> None:
         """Take in what an owner of the job says of tasks that ended without a reply of their worker."""
-        ended = {
-            row["proc"]: ProcessInfo(row["proc"], row["pid"], "worker", node.index, node.host)
-            for node in self._nodes.values()
-            for row in node.ended
-        }
         for one in rows:
-            attempts = self._attempts.setdefault(one["task"], [])
-            row = self._row(one["task"], one["name"], "FAILED", one["actor"], ended.get(one["worker"]), job_id)
-            row.attempt_number, row.end_time_ms = len(attempts), int(one["end"] * _MILLI)
+            row = self._row(one["task"], one["name"], "FAILED", one["actor"], self._ended.get(one["worker"]), job_id)
+            row.end_time_ms = int(one["end"] * _MILLI)
             row.error_type, row.error_message = _ERROR_TYPES.get(one["kind"], _FAILED), one["text"]
-            attempts.append(row)
+            self._attempts.setdefault(one["task"], []).insert(one["attempt"], row)
 
     def add_open(self, rows: Iterable[Mapping[str, Any]], job_id: str) -> None:
         """Take in what an owner of the job says of tasks that have not returned."""
@@ -488,8 +491,9 @@ class TaskHistory:
             if last is None or last.state == "FAILED":  # a reply may be on its way after FINISHED
                 name = f"{one['class']}.{one['name']}" if one["class"] else one["name"]
                 state, worker = task_state(one["state"], one["actor"]), self._people.get(one["worker"])
+                while len(attempts) < one["attempt"]:  # its value was lost, with all that is known of that run
+                    attempts.append(self._row(one["task"], name, "FINISHED", one["actor"], None, job_id))
                 last = self._row(one["task"], name, state, one["actor"], worker, job_id)
-                last.attempt_number = len(attempts)
                 attempts.append(last)
             last.required_resources, last.placement_group_id = one["resources"], one["group"] or None
 
@@ -515,7 +519,8 @@ class TaskHistory:
         """Return all rows, with the tasks that started them."""
         found = []
         for task, attempts in self._attempts.items():
-            for row in attempts:
+            for number, row in enumerate(attempts):
+                row.attempt_number = number
                 row.parent_task_id = self._parent(task, attempts[0].start_time_ms, row.job_id)
                 row.events = _events(row)
                 found.append(row)

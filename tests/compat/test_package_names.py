@@ -31,6 +31,7 @@ NAMES = [
     "ray.experimental.rdt.set_target_for_ref",
     "ray.experimental.rdt.register_tensor_transport",
     "ray._common.constants.HEAD_NODE_RESOURCE_NAME",
+    "ray._common.constants.RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR",
 ]
 
 

@@ -196,6 +196,41 @@ def test_tasks_that_an_actor_has_left_end_before_it_does(marks: Marks):
     assert eventually(lambda: marks.lines() == ["x"])
 
 
+@pytest.mark.parametrize("code", [0, 1])
+def test_an_actor_ends_that_has_not_taken_what_a_generator_yields(code: int, marks: Marks):
+    @ray.remote(_generator_backpressure_num_objects=1, num_cpus=0)
+    def yields():
+        yield from range(5)
+        marks.add()
+
+    @ray.remote
+    class Caller:
+        def take(self):
+            values = yields.remote()
+            assert ray.get(next(values)) == 0
+            sys.exit(code)
+
+    assert dead(Caller.remote().take.remote())
+    assert eventually(lambda: marks.lines() == ["x"])
+
+
+@hpcray_only
+def test_the_worker_of_a_task_outlives_the_actor_that_has_submitted_it_and_left():
+    @ray.remote(num_cpus=0.25)
+    def pid():
+        return os.getpid()
+
+    class Leaver:
+        def of_task(self):
+            return os.getpid(), ray.get(pid.remote())
+
+    actor = ray.remote(Leaver).options(num_cpus=0).remote()
+    own, ran = ray.get(actor.of_task.remote())
+    assert dead(actor.__ray_terminate__.remote())
+    assert eventually(lambda: not alive(own))
+    assert ray.get(pid.remote()) == ran, "the last one that was used is the first that is taken"
+
+
 def test_a_reply_with_the_ref_of_another_owner_comes_from_an_actor_that_leaves():
     class Owner:
         def make(self):

@@ -262,7 +262,11 @@ def test_stored_objects_are_listed_with_the_processes_that_pin_them():
     assert first["size"] > 32 * N > second["size"] > 8 * N
     assert first["owner"].startswith("driver 0.") and first["owner"] == second["owner"]
     assert sorted(name.split()[0] for name in first["pins"]) == ["driver", "worker"]
-    assert "test_api_internal.py:" in first["site"] and "in test_stored_objects_are_listed" in first["site"]
+    assert (
+        first["site"].startswith("(put object) ")
+        and "test_api_internal.py:" in first["site"]
+        and "in test_stored_objects_are_listed" in first["site"]
+    )
     ray.kill(holder)
 
 
@@ -274,8 +278,15 @@ def test_call_sites_of_tasks_are_where_they_were_called():
     ref = make.remote()
     ray.wait([ref])
     (found,) = objects()
-    assert "in test_call_sites_of_tasks" in found["site"]
+    assert found["site"].startswith("(task call) ") and "in test_call_sites_of_tasks" in found["site"]
     del ref
+
+    @ray.remote
+    class Maker:
+        def make(self):
+            return 1
+
+    assert Maker.remote().make.remote().call_site().startswith("(actor call) ")
 
 
 def test_the_memory_command_prints_objects_and_holders():

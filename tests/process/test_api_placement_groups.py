@@ -434,3 +434,11 @@ class TestLabelSelectors:
         with pytest.raises(exceptions.ActorUnschedulableError):
             ray.get(actor.look.remote(), timeout=PATIENCE)
         remove_placement_group(group)
+
+
+def test_the_option_placement_group_is_deprecated():
+    group = ray.util.placement_group([{"CPU": 1}])
+    with pytest.warns(DeprecationWarning, match="placement_group parameter is deprecated.*docs.ray.io/en/releases-2"):
+        placed = ray.remote(os.getpid).options(placement_group=group)
+    assert ray.get(placed.remote()) > 0
+    ray.util.remove_placement_group(group)

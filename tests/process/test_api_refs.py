@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import importlib
 import os
@@ -410,3 +411,12 @@ def test_a_value_with_many_refs_that_does_not_unpickle_loses_none():
             ray.get(ray.put([refs, Fails()]))
     gc.collect()
     assert ray.get(refs) == list(range(20))
+
+
+def test_a_copy_of_a_ref_is_a_ref_of_its_own():
+    ref = ray.put(np.ones(100_000))
+    copied = copy.copy(ref)
+    assert copied == ref and copied is not ref
+    del ref
+    gc.collect()
+    assert ray.get(copied)[0] == 1

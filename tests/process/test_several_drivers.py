@@ -116,3 +116,84 @@ def test_jobs_and_tasks_are_listed_with_the_job_of_their_driver(tmp_path: Path) 
         mine = ray.get_runtime_context().get_job_id()
         assert sorted(jobs) == sorted({job, mine}) and job != mine and jobs[job] == str(pid)
         assert parent == "f" * 40 + job
+
+
+LEAVING = """
+import os, sys, time
+import hpcray as ray
+ray.init({address!r})
+place, name = {place!r}, {name!r}
+
+def runs(what):
+    open(os.path.join(place, f"{{name}}-{{what}}-{{os.getpid()}}"), "w").close()
+    time.sleep(1000)
+
+task = ray.remote(num_cpus=0, max_retries=-1)(runs)
+queued = task.options(resources={{name: 1}})
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class Actor:
+    def runs(self, what):
+        runs(what)
+
+def seen(what):
+    return [one for one in os.listdir(place) if one.startswith(f"{{name}}-{{what}}-")]
+
+mine = []  # of the worker: what is in it outlives the task
+
+@ray.remote(num_cpus=0)
+def outer():
+    actor = Actor.remote()
+    mine.extend([task.remote("task"), actor, actor.runs.remote("actor"), *[queued.remote("queued") for _ in range(5)]])
+    while not (seen("task") and seen("actor") and len(seen("queued")) == 1):
+        time.sleep(0.02)
+
+@ray.remote(num_cpus=0)
+class Detached:
+    def start(self):
+        self.ref = task.remote("of_detached")
+        while not seen("of_detached"):
+            time.sleep(0.02)
+
+ray.get(outer.remote())
+if name == "killed":
+    ray.get(Detached.options(name="stays", namespace="all", lifetime="detached").remote().start.remote())
+print("up", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_tasks_of_an_ended_driver_have_started_ends_with_it(tmp_path: Path, leak_check: object) -> None:
+    def pids(name: str) -> set[int]:
+        found = {int(one.rpartition("-")[2]) for one in os.listdir(tmp_path) if one.startswith(name)}
+        return {pid for pid in found if os.path.exists(f"/proc/{pid}")}
+
+    def wait_for_end(name: str) -> None:
+        deadline = time.monotonic() + 30
+        while pids(name) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert not pids(name)
+
+    with ray.init("local", num_cpus=2, resources={"exits": 1, "killed": 1}) as context:
+        drivers = {}
+        for name in ("exits", "killed"):  # the cluster's first driver is this process, and has its own workers
+            program = LEAVING.format(address=context["address"], place=str(tmp_path), name=name)
+            drivers[name] = subprocess.Popen(
+                [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+        for driver in drivers.values():
+            assert driver.stdout is not None and driver.stdout.readline() == "up\n"
+        assert len(pids("exits-")) == 3 and len(pids("killed-")) == 4
+        drivers["killed"].kill()
+        wait_for_end("killed-task")
+        wait_for_end("killed-actor")
+        wait_for_end("killed-queued")
+        assert len(pids("exits-")) == 3 and len(pids("killed-of_detached-")) == 1
+        drivers["exits"].communicate()
+        assert drivers["exits"].returncode == 0
+        wait_for_end("exits-")
+        ray.get(ray.remote(resources={"exits": 1, "killed": 1})(os.getpid).remote(), timeout=30)
+        assert len([one for one in os.listdir(tmp_path) if "queued" in one]) == 2, "queued tasks have not begun"
+        assert len(pids("killed-of_detached-")) == 1
+        ray.kill(ray.get_actor("stays", namespace="all"))
+        drivers["killed"].communicate()

@@ -126,8 +126,69 @@ def test_each_attempt_of_a_task_is_a_row(tmp_path):
 
 
 @hpcray_only
+def test_each_attempt_that_died_with_its_worker_is_a_row(tmp_path):
+    def dies_twice():
+        (tmp_path / f"{os.getpid()}").touch()
+        if len(list(tmp_path.iterdir())) < 3:
+            os._exit(1)
+
+    ref = ray.remote(max_retries=2)(dies_twice).remote()
+    ray.get(ref)
+    attempts = state.get_task(ref)
+    assert [(row.attempt_number, row.state) for row in attempts] == [(0, "FAILED"), (1, "FAILED"), (2, "FINISHED")]
+    assert [row.error_type for row in attempts] == ["WORKER_DIED", "WORKER_DIED", None]
+    assert "exit code 1" in attempts[0].error_message
+    assert str(attempts[0].worker_pid) != str(attempts[1].worker_pid)
+
+    @ray.remote(num_cpus=0, max_restarts=2, max_task_retries=-1)
+    class Dies:
+        def twice(self):
+            if len(list(tmp_path.iterdir())) < 5:
+                (tmp_path / f"{time.time_ns()}").touch()
+                os._exit(1)
+
+    actor = Dies.remote()
+    call = actor.twice.remote()
+    ray.get(call)
+    attempts = state.get_task(call)
+    assert [(row.attempt_number, row.state) for row in attempts] == [(0, "FAILED"), (1, "FAILED"), (2, "FINISHED")]
+    assert [row.error_type for row in attempts] == ["ACTOR_DIED", "ACTOR_DIED", None]
+
+
+@hpcray_only
+def test_tasks_of_workers_that_have_ended_are_listed():
+    @ray.remote(max_calls=1)
+    def once():
+        return os.getpid()
+
+    @ray.remote(num_cpus=0)
+    class Leaves:
+        def works(self):
+            return os.getpid()
+
+        def fails(self):
+            raise ValueError("on purpose")
+
+        def leaves(self):
+            ray.actor.exit_actor()
+
+    actor = Leaves.remote()
+    refs = [once.remote(), actor.works.remote(), actor.fails.remote()]
+    pids = [ray.get(ref) for ref in refs[:2]]
+    ray.wait([actor.leaves.remote(), refs[2]], num_returns=2)
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{pid}") for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    rows = [state.get_task(ref) for ref in refs]
+    assert [row.state for row in rows] == ["FINISHED", "FINISHED", "FAILED"]
+    assert [row.worker_pid for row in rows] == [*pids, pids[1]]
+    assert [row.actor_id is None for row in rows] == [True, False, False]
+    assert "on purpose" in rows[2].error_message and rows[0].start_time_ms <= rows[0].end_time_ms
+
+
+@hpcray_only
 def test_tasks_whose_worker_died_have_failed():
-    @ray.remote(max_retries=1, num_cpus=0)
+    @ray.remote(max_retries=0, num_cpus=0)
     def crash():
         os._exit(1)
 
@@ -143,6 +204,16 @@ def test_tasks_whose_worker_died_have_failed():
     assert [row.state for row in rows] == ["FAILED"] * 3
     assert [row.error_type for row in rows] == ["WORKER_DIED", "ACTOR_DIED", "TASK_CANCELLED"]
     assert "crash" in rows[0].error_message
+
+    @ray.remote(num_cpus=0)
+    def passes():
+        return 0
+
+    ray.get(passes.remote())
+    ref = passes.remote()  # it is at its worker when it is cancelled, or has run
+    ray.cancel(ref)
+    ray.wait([ref])
+    assert state.get_task(ref).state in ("FINISHED", "FAILED")
     assert (rows[1].name, rows[1].type, rows[1].actor_id) == ("Counter.pid", "ACTOR_TASK", counter._actor_id.hex())
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from engine import hpcray_only, run_script
@@ -206,3 +208,14 @@ def test_what_cannot_be_traced_is_refused_by_init(tmp_path, monkeypatch, value, 
     monkeypatch.setenv("HPCRAY_TRACE", value.replace("DIR", str(tmp_path)))
     done = run_script(script)
     assert done.returncode == 1 and expected in done.stderr.splitlines()[-1]
+
+
+def test_the_directory_of_spans_may_have_been_made_by_the_program(tmp_path):
+    (tmp_path / "spans").mkdir(mode=0o755)
+    program = (
+        "from hpcray.util.tracing import setup_local_tmp_tracing as setup\n"
+        f"setup.spans_dir = {str(tmp_path / 'spans')!r}\n"
+        "setup.setup_tracing()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert (tmp_path / "spans").stat().st_mode & 0o777 == 0o700

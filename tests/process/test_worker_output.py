@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,65 @@ def test_output_reaches_what_the_driver_has_in_place_of_its_streams() -> None:
     ], lines  # fmt: skip
     assert f"(Named pid={pid}) in the constructor" in lines and f"(Named(x) pid={pid}) in a call" in lines
     assert [line.split(") ")[1] for line in err.getvalue().splitlines() if "renamed" in line] == ["to err"]
+
+
+def test_a_line_without_an_end_is_shown_also_when_its_worker_dies_or_goes_on() -> None:
+    def write(what: str) -> None:
+        print(f"printed_{what}", end="")
+        sys.stderr.write(f"written_{what}")
+
+    @ray.remote
+    def returns() -> None:
+        write("returns")
+
+    @ray.remote(max_retries=0)
+    def exits() -> None:
+        write("exits")
+        os._exit(3)
+
+    @ray.remote(max_retries=0)
+    def killed() -> None:
+        write("killed")
+        os.kill(os.getpid(), 9)
+
+    @ray.remote
+    class Runs:
+        def runs(self) -> None:
+            write("runs")
+            time.sleep(1000)
+
+    with driver(num_cpus=1) as (out, err):
+        ray.get(returns.remote())
+        for task in (exits, killed):
+            with pytest.raises(ray.exceptions.WorkerCrashedError):
+                ray.get(task.remote())
+        actor = Runs.remote()
+        held = actor.runs.remote()
+        deadline = time.monotonic() + 30
+        while "written_runs" not in err.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for what in ("returns", "exits", "killed", "runs"):
+            assert f"printed_{what}" in out.getvalue() and f"written_{what}" in err.getvalue(), what
+        del held
+
+
+def test_lines_of_threads_do_not_mix() -> None:
+    @ray.remote
+    def prints() -> None:
+        def lines(number: int) -> None:
+            for _ in range(200):
+                print("a", number, "z")
+
+        threads = [threading.Thread(target=lines, args=[number]) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with driver(num_cpus=1) as (out, _):
+        ray.get(prints.remote())
+    lines = [line.split(") ")[1] for line in out.getvalue().splitlines() if ") a " in line]
+    assert sorted(lines) == sorted(f"a {number} z" for number in range(4) for _ in range(200))
 
 
 @pytest.mark.parametrize(("variable", "option", "shown"), [("0", None, False), ("0", True, True), ("1", None, True)])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpcray.common.config import Config
-from hpcray.common.exceptions import ActorDiedError, OutOfMemoryError, WorkerCrashedError
+from hpcray.common.exceptions import ActorDiedError, NodeDiedError, OutOfMemoryError, WorkerCrashedError
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.core.raylet.worker_pool import (
     SMALLEST_SHARE,
@@ -101,6 +101,8 @@ def test_lack_of_memory_does_not_count_against_max_retries() -> None:
     assert isinstance(crashes.verdict(task(0), "w", LOW_MEMORY), OutOfMemoryError)
     assert crashes.verdict(work, "w", "signal 9") is None
     assert isinstance(crashes.verdict(task(0), "w", "signal 9"), WorkerCrashedError)
+    assert isinstance(crashes.verdict(task(0), "w", "node 1 died", node_died=True), NodeDiedError)
+    assert crashes.verdict(task(1), "w", "node 1 died", node_died=True) is None
     assert crashes.verdict(task(-1), "w", LOW_MEMORY) is None
 
 

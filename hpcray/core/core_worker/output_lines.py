@@ -10,12 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpcray.common.job_names import (
-    LOG_PREFIX_ACTOR_NAME,
-    LOG_PREFIX_JOB_ID,
-    LOG_PREFIX_TASK_ID,
-    LOG_PREFIX_TASK_NAME,
-)
+from hpcray.common.job_names import LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_ID, LOG_PREFIX_TASK_NAME
 from hpcray.protocol.messages import WorkerOutput
 
 LogBatch = dict[str, Any]

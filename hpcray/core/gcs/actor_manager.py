@@ -10,13 +10,7 @@ from typing import Any
 import msgspec
 
 from hpcray.common.ids import node_of, owner_of, raylet_of, run_of, show_proc
-from hpcray.common.labels import (
-    ACTOR_SCHEDULING_CLASS,
-    UNSCHEDULABLE,
-    fails_when_busy,
-    names_nodes,
-    node_affinity,
-)
+from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, UNSCHEDULABLE, fails_when_busy, names_nodes, node_affinity
 from hpcray.common.resources import REPORT_AFTER, Resources, group_of, plain, to_amounts
 from hpcray.core.effects import Effect, Send
 from hpcray.core.gcs import state_log as rows

@@ -187,6 +187,10 @@ REFUSED_AT_ONCE = 1.0
 job drains: it would refuse the same again at once, for ever, so it is asked again at the next tick."""
 RANKINGS_KEPT = 256
 """Kinds of requests that are kept ranked; for others the ranking is made again when they come back."""
+_IN_RAYS_WORDS = (
+    ". The node specified via NodeAffinitySchedulingStrategy doesn't exist any more or is infeasible, and soft=False "
+    "was specified"
+)
 _NODES_SHOWN, _HOSTS_SHOWN = 16, 4
 """Node indices and host names that one group of equal nodes lists."""
 Request = tuple[tuple[str, int], ...]
@@ -713,6 +717,7 @@ class ClusterResources:
             died = f" (it died: {self.dead[index]})" if index in self.dead else ""
             busy = fails_when_busy(shape.strategy) and self.feasible(shape)
             text += f" on node {index}{died}, which {'has no room for' if busy else 'cannot serve'} it"
+            text += "" if busy else _IN_RAYS_WORDS
         else:
             missing = [name for name in plain(dict(shape.resources)) if not self._is_anywhere(name)]
             text += ", which no node can serve" + (f": none has {', '.join(missing)}" if missing else "")

@@ -46,7 +46,8 @@ class RequestGarbageCollection(Struct, array_like=True, tag=9):
 class JobInfo(Struct, array_like=True, frozen=True):
     """Facts that a driver sets for its workers. driver: its proc id, if it shows what they print. preload: modules that
     each node imports once, before it forks further workers. names_tasks: whether their output says which task prints:
-    it goes to the cell of a notebook that has started the task."""
+    it goes to the cell of a notebook that has started the task. ends_with: the driver's proc id, if the cluster goes on
+    without it."""
 
     job_id: str
     namespace: str
@@ -56,6 +57,7 @@ class JobInfo(Struct, array_like=True, frozen=True):
     driver: bytes = b""
     preload: tuple[str, ...] = ()
     names_tasks: bool = False
+    ends_with: bytes = b""
 
 
 class RunInfo(Struct, array_like=True, frozen=True):
@@ -164,7 +166,7 @@ class RetriableTasks(Struct, array_like=True, tag=182):
 
 
 class LastFigures(Struct, array_like=True, tag=183):
-    """worker→own r: the worker ends in good order; figures: what it has run, packed as its reply to "figures"."""
+    """worker→own r: the worker ends in good order; figures: what it has run, packed as its reply to "last"."""
 
     figures: bytes
 

@@ -11,11 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from hpcray.common.exceptions import (
-    ActorAlreadyExistsError,
-    ActorUnavailableError,
-    PendingCallsLimitExceeded,
-)
+from hpcray.common.exceptions import ActorAlreadyExistsError, ActorUnavailableError, PendingCallsLimitExceeded
 from hpcray.common.ids import FIRST_RETURN, HEAD, PUT_INDEX, node_of, owner_of
 from hpcray.core.core_worker.object_table import Waiter
 from hpcray.core.core_worker.task import ExtraOptions, PendingTask
@@ -388,6 +384,8 @@ class ActorSubmitter:
         self._unbind(client)
         inflight, client.inflight = client.inflight, {}
         again = [task for task in inflight.values() if task.retries and not task.cancelled]
+        for task in again:
+            self._submission.note_failure(task, task.worker or b"", client.reason)
         for task in inflight.values():
             task.attempt += 1
             if task.cancelled:
@@ -427,7 +425,7 @@ class ActorSubmitter:
             if client.state == DEAD:
                 self._fail_dead(client, task)
             else:
-                text = f"The actor died and is being restarted: {client.reason}"
+                text = f"The actor is restarting. It died: {client.reason}"
                 self._submission.fail(task, serialize_error(ActorUnavailableError(text, client.actor)))
         if not client.inflight and not client.queue:
             client.hold = None

@@ -53,10 +53,7 @@ class GcsClient:
         return list(self._node_indices)
 
     def ask_many(
-        self,
-        questions: Mapping[bytes, Callable[[int], m.Message]],
-        timeout: float,
-        gone: set[bytes] | None = None,
+        self, questions: Mapping[bytes, Callable[[int], m.Message]], timeout: float, gone: set[bytes] | None = None
     ) -> dict[bytes, Any]:
         """Ask raylets and processes, all at once; the values of those that answered, and lived to, within `timeout` s.
 

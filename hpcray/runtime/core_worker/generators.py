@@ -21,6 +21,7 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import is_error
 from hpcray.protocol.serialization import Serialized, serialize, serialize_error
 from hpcray.runtime.core_worker.context import CoreWorkerContext, require_context
+from hpcray.runtime.core_worker.io_engine import IoEngine
 from hpcray.runtime.core_worker.object_refs import LateRelease, ObjectRef, T_co, collecting, is_referred, new_ref
 from hpcray.runtime.core_worker.task_retries import TaskRetries
 
@@ -65,6 +66,12 @@ class GeneratorStream:
             if self.end is not None and self.expected > self.end:
                 table.set_inline(object_id, self.rest)
 
+    def release(self, engine: IoEngine) -> None:
+        """Let the task go on without a consumer (engine's lock held)."""
+        self.dropped = True
+        if self.task.extra.window > 0 and self.task.worker is not None:
+            engine.send(self.task.worker, m.StreamTaken(self.task.id, _EVERYTHING))
+
     def close(self, table: ObjectTable, rest: bytes) -> None:
         """No more values come: what was expected of them is `rest` (engine's lock held)."""
         self.end, self.rest = self.received, rest
@@ -89,6 +96,11 @@ class GeneratorStreams:
         stream.expect(self._table)
         ref = new_ref(completed)
         return ref if task.extra.dynamic else ObjectRefGenerator(stream, ref)
+
+    def release_all(self) -> None:
+        """This process ends, and takes no more values."""
+        for stream in self._open.values():
+            stream.release(self._engine)
 
     def is_open(self, task_id: bytes) -> bool:
         """Return True if a task has never ended; one that has may run again for values that were lost."""
@@ -394,9 +406,8 @@ def _check_positive(num_refs: int) -> None:
 def _take_all(context: CoreWorkerContext, stream: GeneratorStream) -> None:
     """Release the task of a dropped generator: it need not wait for a consumer."""
     with context.engine.lock:
-        if stream.task.worker is not None:
-            context.engine.send(stream.task.worker, m.StreamTaken(stream.task.id, _EVERYTHING))
-            context.engine.flush()
+        stream.release(context.engine)
+        context.engine.flush()
 
 
 def _settle(future: asyncio.Future[None]) -> None:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from hpcray.common.exceptions import (
     GetTimeoutError,
     LocalRayletDiedError,
+    NodeDiedError,
     ObjectLostError,
     RayError,
     RaySystemError,
@@ -510,6 +511,6 @@ class UnhandledErrors:
 
     def _report(self, blob: bytes) -> None:
         error = deserialize(blob)
-        if isinstance(error, (RayTaskError, WorkerCrashedError)):
+        if isinstance(error, (RayTaskError, WorkerCrashedError, NodeDiedError)):
             for report in self.reporters:
                 report(error)

@@ -86,6 +86,9 @@ _ALONE = _Probe.count
 T_co = TypeVar("T_co", covariant=True)
 
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
+_API = os.path.join(_OURS, "api", "")
+_CALLS = {"actor_handle.py": "(actor call) ", "objects.py": "(put object) ", "remote_function.py": "(task call) "}
+"""Before the place where a ref was made, in Ray's words, by the file of ours that was called there."""
 _append = released.append
 _id_of = attrgetter("_id")
 _VALUE_ROOM = 8 << 10
@@ -216,7 +219,7 @@ class ObjectRef(Generic[T_co]):
         return (arrived_ref, (self._id,)) if hint is None else (placed_ref, (self._id, *hint))
 
     def __copy__(self) -> ObjectRef[T_co]:
-        return self
+        return ObjectRef(self._id)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ObjectRef[T_co]:
         return self
@@ -416,13 +419,16 @@ def new_ref(object_id: bytes) -> ObjectRef[Any]:
 
 
 def creation_site() -> str:
-    """`file.py:12 in function`: the innermost line of this thread that is not ours; "" where there is none."""
+    """`(task call) file.py:12 in function`: the innermost line of this thread that is not ours, and what it has called,
+    where that is known; "" where there is none."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_OURS):
+    what = ""
+    while (name := frame.f_code.co_filename).startswith(_OURS):
         if frame.f_back is None:
             return ""
+        what = _CALLS.get(name.removeprefix(_API), "")
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return f"{what}{name}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 make_ref = ObjectRef.__new__

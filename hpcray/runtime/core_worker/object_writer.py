@@ -245,12 +245,7 @@ class ObjectBuffer:
     """
 
     def __init__(
-        self,
-        context: CoreWorkerContext,
-        writer: ObjectWriter,
-        shape: tuple[int, ...],
-        dtype: np.dtype[Any],
-        order: str,
+        self, context: CoreWorkerContext, writer: ObjectWriter, shape: tuple[int, ...], dtype: np.dtype[Any], order: str
     ) -> None:
         self.array: Any = None
         self._context = context

@@ -12,6 +12,7 @@ from hpcray.common.exceptions import (
     ActorDiedError,
     ActorUnschedulableError,
     LocalRayletDiedError,
+    NodeDiedError,
     ObjectLostError,
     ObjectReconstructionFailedError,
     ObjectReconstructionFailedLineageEvictedError,
@@ -39,6 +40,8 @@ from hpcray.runtime.core_worker.object_refs import new_ref
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds before the run after the second crash, and at most."""
+_NODE_DIED = "Task failed because the node it was running on is dead or unavailable"
+_WORKER_DIED = "The worker died unexpectedly while executing this task"
 _LONGEST_CAUSE = 200
 """Characters of an error in the warning of a retry."""
 
@@ -278,19 +281,19 @@ class CrashRetries:
         """A task that had run more than once is over."""
         self._counts.pop(task, None)
 
-    def verdict(self, task: PendingTask, where: str, reason: str) -> RayError | None:
+    def verdict(self, task: PendingTask, where: str, reason: str, node_died: bool = False) -> RayError | None:
         """The error in which a task ends that was running; None: it is to run again.
 
         Args:
-            task: its `retries` are those left. where: the worker, for people. reason: how that died.
+            task: its `retries` are those left. where: the worker, for people. reason: how that died. node_died: with
+                its node.
         """
         memory = m.out_of_memory(reason)
+        if not memory and task.retries:
+            return None
         if not memory:
-            text = (
-                f"The worker died unexpectedly while executing this task. The worker that ran {task.name!r} died: "
-                f"{reason or where}"
-            )
-            return WorkerCrashedError(text) if task.retries == 0 else None
+            kind, what = (NodeDiedError, _NODE_DIED) if node_died else (WorkerCrashedError, _WORKER_DIED)
+            return kind(f"{what}. The worker that ran {task.name!r} died: {reason or where}")
         count, alone = self._counts.pop(task.id, (0, 0))
         count, alone = count + 1, alone + (m.NOTHING_BESIDE in memory)
         if task.retries == 0:

@@ -47,8 +47,9 @@ class TaskSubmitter:
     Attributes:
         wait_reasons: why tasks of a lease class do not run, by the class's index, as far as it was reported.
         crash_retries: which of them ran out of memory.
-        failures: the last tasks that ended without a reply of their worker, for state listings: (id, name, actor,
-            worker, error blob or b"" for a large one, time).
+        failures: the last runs of tasks that ended without a reply of their worker, for state listings: (id, name,
+            actor, worker, error blob or b"" for a large one, time, attempt). Of a task that runs again, why its worker
+            died.
     """
 
     def __init__(self, context: CoreWorkerContext, gcs: GcsClient, places: Mapping[int, Place] = NO_PLACES) -> None:
@@ -397,28 +398,32 @@ class TaskSubmitter:
         for index in range(task.num_returns):
             self._table.set_inline(task.id + return_index(index), blob)
         task.keep = None
-        client = task.scheduling_class
-        actor, class_name = (client.actor, client.class_name) if isinstance(client, ActorClient) else (b"", "")
-        name = task.extra.name or (f"{class_name}.{task.name}" if class_name else task.name)
-        kept = blob if len(blob) <= _MAX_ERROR_KEPT else b""
-        self.failures.append((task.id, name, actor, worker, kept, time()))
+        self.note_failure(task, worker, blob if len(blob) <= _MAX_ERROR_KEPT else b"")
         if task.attempt or task.num_returns < 0:
             self.retries.run_ended(task, blob)
 
+    def note_failure(self, task: PendingTask, worker: bytes, error: bytes | str) -> None:
+        """Note that a run of a task has ended without a reply. error: as in `failures`."""
+        client = task.scheduling_class
+        actor, class_name = (client.actor, client.class_name) if isinstance(client, ActorClient) else (b"", "")
+        name = task.extra.name or (f"{class_name}.{task.name}" if class_name else task.name)
+        self.failures.append((task.id, name, actor, worker, error, time(), task.attempt))
+
     def process_died(self, proc: bytes, reason: str) -> None:
         """A process is gone: its tasks run again, or fail."""
-        leased = self.leases.workers.get(proc)
-        if leased is not None and node_of(proc) not in self._table.dead_nodes:
+        leased, node_died = self.leases.workers.get(proc), node_of(proc) in self._table.dead_nodes
+        if leased is not None and not node_died:
             # Perhaps only our connection broke: its raylet must not keep the lease for us.
             self._engine.send(raylet_of(node_of(proc)), m.ReturnLease(leased.lease, True))
         for position, task in enumerate(self.leases.lost(proc)):
             if task.cancelled:
                 self.fail_cancelled(task)
-            elif position == 0 and (over := self.crash_retries.verdict(task, show_proc(proc), reason)) is not None:
+            elif position == 0 and (over := self.crash_retries.verdict(task, show_proc(proc), reason, node_died)):
                 crash = serialize_error(over)
                 self.unhandled_errors.watch(task, crash)
                 self.fail(task, crash, worker=proc)
             elif position == 0:
+                self.note_failure(task, proc, reason or show_proc(proc))
                 self.retries.worker_crashed(task, reason or show_proc(proc))
             else:
                 task.worker = None

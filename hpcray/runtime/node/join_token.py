@@ -16,13 +16,7 @@ from hpcray.common.exceptions import StartupError
 from hpcray.common.ids import HEAD, NIL_PROC
 from hpcray.common.resources import Resources, to_amounts
 from hpcray.platform.config_files import launch_config
-from hpcray.platform.private_files import (
-    CLOSED,
-    PrivateDirectory,
-    UntrustedPathError,
-    read_private_file,
-    state_place,
-)
+from hpcray.platform.private_files import CLOSED, PrivateDirectory, UntrustedPathError, read_private_file, state_place
 from hpcray.platform.process_control import module_line
 from hpcray.platform.session_directory import RAYLET_SOCKET
 from hpcray.platform.sockets import connect_private

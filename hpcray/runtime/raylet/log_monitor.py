@@ -147,7 +147,7 @@ class LogMonitor:
         self._dead: set[bytes] = set()  # workers; no more of their files are taken up
         self._changed: dict[str, None] = {}
         self._on_the_way: dict[bytes, int] = {}
-        self._due = False
+        self._due = self._rests = False
         self._watch: DirectoryWatch | None = None
         self._polls = False
         self._begin()
@@ -163,9 +163,10 @@ class LogMonitor:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._directory)  # a link to nothing
         if self._watch is not None:
-            self._loop.unwatch(self._watch.fileno())
+            if not self._rests:
+                self._loop.unwatch(self._watch.fileno())
             self._watch.close()
-            self._watch = None
+            self._watch, self._rests = None, False
         self._read_removed()
         self._begin()
         return True
@@ -197,7 +198,7 @@ class LogMonitor:
                 self._polls = True
                 self._loop.call_at(self._loop.now + POLL, self._poll)
         else:
-            self._loop.watch(self._watch.fileno(), lambda event: self._look())
+            self._loop.watch(self._watch.fileno(), self._rest)
 
     def expect(self, number: int, env: Iterable[tuple[str, str]]) -> None:
         """A worker with this number and environment is about to be forked."""
@@ -252,6 +253,13 @@ class LogMonitor:
         with contextlib.suppress(OSError):
             self._note(os.listdir(self._directory) if self._watch is None else self._watch.read())
 
+    def _rest(self, event: int) -> None:
+        """Files change: look at them when more has come, and let no further change wake this raylet until then."""
+        assert self._watch is not None
+        self._loop.unwatch(self._watch.fileno())
+        self._rests = True
+        self._schedule(DELAY)
+
     def _poll(self) -> None:
         if self._watch is None:
             self._look()
@@ -277,8 +285,11 @@ class LogMonitor:
 
     def _read(self) -> None:
         """Send a piece of each changed file whose driver has room."""
-        self._due = False
-        more = False
+        if self._rests and self._watch is not None:
+            self._look()
+            self._rests = False
+            self._loop.watch(self._watch.fileno(), self._rest)
+        self._due = more = False
         for name in list(self._changed):
             driver = self._driver_of(self._tails[name])
             if driver and self._on_the_way.get(driver, 0) < WINDOW:

@@ -16,7 +16,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, cast
 
 from hpcray.common.ids import raylet_of
 from hpcray.common.job_names import (
@@ -39,6 +40,8 @@ if TYPE_CHECKING:  # programs configure their log lines, and execute nothing
 
 _PARTS_KEPT = 5000
 _NO_RUN = b"", 0.0
+_PATIENCE = 0.02
+"""Seconds that a thread waits for the end of another one's line; then its own output goes on in that line."""
 _RETRY_INTERVAL = 1.0
 """Seconds between two tries to write where that has failed."""
 
@@ -80,6 +83,8 @@ class WorkerLogFile(io.RawIOBase):
         self._path = ""
         self._owner = LogOwner()
         self._named = ""
+        self._line = threading.Lock()  # held by the thread whose line has not ended
+        self._writer = 0
         self._other: WorkerLogFile | None = None
         self._run = _NO_RUN
         self._parts: deque[_Part] = deque(maxlen=_PARTS_KEPT)
@@ -122,7 +127,9 @@ class WorkerLogFile(io.RawIOBase):
         if not text:
             return 0
         size = len(text)
-        end = text[-1:] == b"\n"
+        if self._writer != (thread := get_ident()):
+            self._line.acquire(timeout=_PATIENCE)  # `print` writes the end of its line for itself
+            self._writer = thread
         if self._at_line_start:
             name, run = self._owner.speaker()
             if 0 < self._limits[0] < self._size + len(name) + size and self._size:
@@ -137,9 +144,13 @@ class WorkerLogFile(io.RawIOBase):
             if run[0] and run != self._run:
                 self._run = run
                 self._begin_part(run[0], len(text) - size)
-        self._at_line_start = end
+        self._at_line_start = text.endswith(b"\n")
         self._size += len(text)
         self._write(text)
+        if self._at_line_start and self._writer == thread:
+            self._writer = 0
+            with contextlib.suppress(RuntimeError):  # another thread has waited long enough, and released it
+                self._line.release()
         return size
 
     def take_name(self, name: str, line: bytes) -> None:
@@ -157,7 +168,7 @@ class WorkerLogFile(io.RawIOBase):
             if not self._recovers():
                 self._lost += text.count(b"\n")
                 return
-        elif self._opened and not os.fstat(self._fd).st_nlink:
+        elif self._opened and len(text) > 1 and not os.fstat(self._fd).st_nlink:  # not for the end of a line
             self._begin_again()
         view = memoryview(text)
         while view:
@@ -330,8 +341,8 @@ def finish_output() -> None:
 
 
 def _text(file: WorkerLogFile) -> io.TextIOWrapper:
-    buffered = io.BufferedWriter(file)
-    return io.TextIOWrapper(buffered, "utf-8", "backslashreplace", line_buffering=True)
+    # Nothing stays in memory: it would be lost with a worker that dies, and a line without its end is output too.
+    return io.TextIOWrapper(cast(Any, file), "utf-8", "backslashreplace", write_through=True)
 
 
 # Made when this module is imported, in the template process: a forked worker only opens the files.

@@ -346,8 +346,8 @@ class TaskExecutor:
         for item in self.queue:
             if getattr(item[1], "task", None) == msg.task:
                 self.queue.remove(item)
-                self.options.pop(msg.task, None)
                 self.reply_cancelled(src, item[1])
+                self.options.pop(msg.task, None)
                 return
         if self.actor is not None:
             self.actor.cancel(msg.task, msg.recursive)
@@ -362,9 +362,13 @@ class TaskExecutor:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def reply_cancelled(self, src: bytes, msg: m.PushTask | m.ActorCall) -> None:
-        """Reply to a task or call that was cancelled before it began. Nothing of it is recorded."""
-        error = serialize_error(TaskCancelledError(TaskID(msg.task), "It was cancelled before it started"))
-        returns = [m.Returned(error) for _ in range(abs(msg.num_returns))]
+        """Reply to a task or call that was cancelled before it began. Nothing of a call is recorded."""
+        error = TaskCancelledError(TaskID(msg.task), "It was cancelled before it started")
+        if isinstance(msg, m.PushTask) and (record := self.replies.record) is not None:
+            record.add((msg.task, self.running_name(msg), perf_counter(), 0, True))
+            record.explain(msg.task, error)
+        blob = serialize_error(error)
+        returns = [m.Returned(blob) for _ in range(abs(msg.num_returns))]
         with self.engine.lock:
             self.engine.send(src, m.TaskReply(msg.task, 2, returns, 0))
             self.engine.flush()
@@ -851,6 +855,7 @@ class TaskExecutor:
             self.actor.shut_down()
         with self.engine.lock:
             self._await_own_tasks()
+            self.process.submitter.leases.return_idle()  # their workers live on
             if self.actor is not None and reason:
                 self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
             self._send_last_messages()
@@ -864,7 +869,7 @@ class TaskExecutor:
     def _send_last_messages(self) -> None:
         """Write everything queued, and what has run here, which the raylet counts from now on (lock held)."""
         with contextlib.suppress(Exception):  # user code may have changed what is counted: that must not stop the end
-            figures = self.process.diagnostics.introspect("figures", ())
+            figures = self.process.diagnostics.introspect("last", ())
             self.engine.send(self._raylet, m.LastFigures(msgspec.msgpack.encode(figures)))
         self.engine.flush()
         self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
@@ -876,6 +881,7 @@ class TaskExecutor:
             if not lent:
                 lent = True
                 self._loans.lend()
+                self.process.submitter.generator_streams.release_all()
             self.engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
 
     def _has_open_tasks(self, actor: ActorExecutor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from hpcray.platform.private_files import CLOSED, PrivateDirectory
+from hpcray.platform.private_files import OTHERS, PrivateDirectory
 
 spans_dir = f"/tmp/hpcray-spans-{os.getuid()}/"
 """Where the files are: a directory for each user, which no other can read. Ray's is /tmp/spans, which belongs to the
@@ -22,7 +22,8 @@ def setup_tracing() -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import ConsoleSpanExporter, SimpleSpanProcessor
 
-    with PrivateDirectory.open(spans_dir, True, CLOSED) as directory:
+    with PrivateDirectory.open(spans_dir, True, OTHERS) as directory:
+        os.fchmod(directory.fd, 0o700)  # a program may have made it, for all to read
         out = os.fdopen(directory.open_file(f"{os.getpid()}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "w")
     exporter = ConsoleSpanExporter(out=out, formatter=lambda span: span.to_json(indent=None) + os.linesep)
     if not isinstance(trace.get_tracer_provider(), TracerProvider):  # it can be set once in a process

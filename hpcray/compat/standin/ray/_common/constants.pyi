@@ -2,3 +2,4 @@
 # mypy: ignore-errors
 from hpcray.compat.names.ray_constants import HEAD_NODE_RESOURCE_NAME as HEAD_NODE_RESOURCE_NAME
 from hpcray.compat.names.ray_constants import NODE_ID_PREFIX as NODE_ID_PREFIX
+from hpcray.compat.names.ray_constants import RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR as RAY_WARN_BLOCKING_GET_INSIDE_ASYNC_ENV_VAR
