@@ -169,12 +169,15 @@ class NodeHistory(NodeExtension):
         self._add(Reason(time.time(), kind, text, proc))
         self._flush()
 
+    def leaving(self, proc: bytes) -> None:
+        """A process is to leave: it answers once more before it does."""
+        if self._writer is not None:
+            self._ask(proc)
+
     def stopping(self, code: int) -> None:
-        """The processes of this node leave: they answer once more before they do."""
+        """The processes of this node leave."""
         self._stopping = True
         if self._writer is not None:
-            for proc in self._raylet.router.links:
-                self._ask(proc)
             self._look_at_cores(self._loop.now, always=True)
             self._look_at_node(self._loop.now, always=True)
             self._look_at_cluster(self._loop.now, always=True)

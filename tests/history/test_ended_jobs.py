@@ -223,6 +223,55 @@ def test_ends_of_programs(how: str, code: int, state: str, cause: str, histories
     assert re.search(r"short +FINISHED: 40 ", counts) and re.search(r"failing +FAILED: 3 ", counts)
 
 
+SHORT = """\
+import os, signal, sys
+import hpcray as ray
+
+ray.init() if os.environ.get("HPCRAY_ADDRESS") else ray.init(num_cpus=2)
+
+
+@ray.remote
+def weigh(n):
+    if n == 7:
+        raise ValueError("negative weight")
+    return n
+
+
+@ray.remote(num_cpus=0)
+class Scale:
+    def weigh(self, n):
+        raise KeyError("no scale")
+
+
+scale = Scale.remote()
+refs = [*map(weigh.remote, range(10)), scale.weigh.remote(1)]
+ray.wait(refs, num_returns=11)
+os.kill(os.getpid(), int(sys.argv[1]))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_job_shorter_than_a_look_is_whole_whatever_ends_its_program(
+    launched: bool, number: signal.Signals, histories: Path, tmp_path: Path
+) -> None:
+    """Of workers whose owner is gone, too: they say what they have run before they are killed."""
+    from hpcray.history.job_history import JobHistory
+    from hpcray.history.runs import runs
+
+    (tmp_path / "short.py").write_text(SHORT)
+    script, word = tmp_path / "short.py", str(int(number))
+    with Job([sys.executable, "-m", "hpcray", str(script), word] if launched else embedded(script, word)) as job:
+        job.wait()
+    (run,) = runs(str(histories))
+    history = JobHistory(run)
+    assert history.task_summary() == {"weigh": {"FINISHED": 9, "FAILED": 1}, "Scale.weigh": {"FAILED": 1}}
+    known = {(kind, text) for kind, text, _, _ in history.errors_by_text()}
+    assert known == {("ValueError", "negative weight"), ("KeyError", "'no scale'")}
+    assert not history.complaints() and not history.deaths()
+
+
 def test_a_report_is_written_at_the_end(histories: Path, program: Path, tmp_path: Path) -> None:
     """Of a node that a launcher starts, and of one that the program has started by `init()`, whatever the end."""
     directory, setting = tmp_path / "new" / "reports", {"HPCRAY_REPORT": str(tmp_path / "set")}

@@ -53,6 +53,9 @@ class NodeExtension:
     def stopping(self, code: int) -> None:
         """The processes of this node are about to be asked to leave. code: the job's exit code."""
 
+    def leaving(self, proc: bytes) -> None:
+        """A process of this node is about to be asked to leave: what it is sent now, it reads before that."""
+
     def close(self) -> None:
         """The raylet's loop has ended."""
 

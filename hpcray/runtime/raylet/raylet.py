@@ -278,9 +278,13 @@ class Raylet:
         for extension in self.events.extensions:
             extension.process_joined(proc, kind, pid)
 
-    def leaving(self, code: int) -> None:
+    def stopping(self, code: int) -> None:
         for extension in self.events.extensions:
             extension.stopping(code)
+
+    def leaving(self, proc: bytes) -> None:
+        for extension in self.events.extensions:
+            extension.leaving(proc)
 
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process of this node is gone: report it to the cores, and to all that exchanged frames with it."""
