@@ -159,7 +159,7 @@ class LocalProcesses:
         self._watch_template()
 
     def kill(self, proc: bytes, reason: str = "") -> None:
-        """Send SIGKILL to a worker. reason: of its death; "": its work is not needed any more, and it first has a moment
+        """Send SIGKILL to a worker. reason: of its death; "": its work is not needed any more, and it has a moment
         in which to say what it has run."""
         if not reason and proc in self._router.links:
             self._ask_to_leave(proc, 1)
