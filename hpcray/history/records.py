@@ -240,6 +240,17 @@ class _ActorRow(TypedDict, total=False):
     name: str | None
     state: str
     reason: str | None
+    node: int | None
+    pid: int | None
+    restarts: int | None
+
+
+class _GroupRow(TypedDict, total=False):
+    name: str | None
+    state: str
+    strategy: str
+    bundles: list[dict[str, Amount]]
+    nodes: list[int]
 
 
 _Functions = dict[str, tuple[Count, Count, Count, dict[Annotated[int, msgspec.Meta(ge=0, le=1000)], Count]]]
@@ -255,6 +266,7 @@ def is_readable(record: Any) -> bool:
                 msgspec.convert(record.functions, _Functions)
             case ClusterState():
                 msgspec.convert(record.actors, dict[bytes, _ActorRow])
+                msgspec.convert(record.groups, dict[bytes, _GroupRow])
     except msgspec.ValidationError:
         return False
     return True

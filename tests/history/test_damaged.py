@@ -14,6 +14,7 @@ import pytest
 from helpers.strangers import plant
 
 from hpcray.cli import history as commands
+from hpcray.dashboard.job_pages import EndedJobPages
 from hpcray.dashboard.report import report_page
 from hpcray.history.block_file import FIRST_LINE, Damage, blocks, pack
 from hpcray.history.job_history import JobHistory
@@ -102,8 +103,25 @@ def run_all(history: JobHistory, directory: Path) -> None:
             call(commands.print_list, kind, [], 50, as_json)
     call(commands.print_timeline, str(directory / "timeline.json"))
     call(commands.print_logs, "")
+    ask_dashboard(history)
     for redact in (False, True):
         report_page(history, outcome(history), history, redact)
+
+
+def ask_dashboard(history: JobHistory) -> None:
+    """Every question of the pages. They may refuse with the errors that are answered as such."""
+    pages = EndedJobPages(history, outcome(history))
+    window = (0.0, 0.0, 100, 0, 10)
+    for question, given in (
+        (pages.about, ()), (pages.overview, ()), (pages.history, (0.0,)), (pages.node, (0,)), (pages.node, (1,)),
+        (pages.tasks, ("",)), (pages.tasks, ("0",)), (pages.actors, ()), (pages.pids, ([0],)), (pages.objects, ("",)),
+        (pages.groups, ()), (pages.timeline, ("", *window)), (pages.stacks, ("", True)), (pages.waits, ("",)),
+        (pages.log_files, ("",)), (pages.log_search, ("", "x", "", "")), (pages.slurm, ()),
+    ):  # fmt: skip
+        try:
+            msgspec.json.encode(question(*given))
+        except ValueError as refusal:
+            assert str(refusal)
 
 
 def test_a_history_cut_at_any_byte_is_read_and_says_what_is_missing(file: Path) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from helpers.dashboards import Dashboard
 from helpers.jobs import Job, embedded, on_two_nodes
 from helpers.leaks import processes_with, wait_until
 
@@ -189,6 +190,37 @@ class TestKilled:
         assert 0 < node["most_memory"] < node["limit"]
         assert hpcray("stack", "--job", killed).count("endless") == 2
         hpcray("logs", "--job", killed, code=1)
+
+    def test_dashboard(self, killed: str) -> None:
+        pytest.importorskip("starlette")
+        pytest.importorskip("uvicorn")
+        with Dashboard(killed) as board:
+            board.enter()
+            about = board.ask("about")
+            assert about["session"] == killed and about["outcome"].startswith("KILLED: ") and not about["actions"]
+            overview = board.ask("overview")
+            assert {row["name"]: (row["ended"], row["failed"], row["running"]) for row in overview["functions"]} == {
+                "short": (40, 0, 0), "failing": (3, 3, 0), "Counter.count": (5, 0, 0), "endless": (0, 0, 2),
+            }  # fmt: skip
+            assert len(overview["history"]) > 10 and overview["now"]["memory_used"] > 0
+            assert any("ValueError: the planted" in line for line in overview["waiting"])
+            failed = board.ask("tasks", **{"is.state": "FAILED"})["rows"]
+            assert len(failed) == 3 and all("4711" in row["message"] for row in failed)
+            (node,) = board.ask("nodes")["rows"]
+            assert node["state"] == "ended" or node["state"].startswith("silent since")  # as the raylet was killed
+            assert board.ask("node", node=0)["processes"]
+            assert [row["class"] for row in board.ask("actors")["rows"]] == ["Counter"]
+            timeline = board.ask("timeline")
+            assert {"short", "endless", "failing"} <= set(timeline["names"])
+            assert sum("endless" in line for line in board.ask("stacks")["lines"]) == 2
+            assert board.ask("function", name="short")["times"] and board.ask("waits")["nodes"]
+            for path in ("objects", "groups", "logs/files", "logs/search", "slurm"):
+                board.ask(path)
+            for path in ("profile", "logs/piece?node=0&name=../../etc/passwd", "node?node=7"):
+                assert board.request(f"/api/{path}", board.key)[0] == 400, path
+            place = Path(board.place)
+            assert place.parent.stat().st_mode & 0o777 == 0o700
+        assert not place.parent.exists()
 
     def test_a_damaged_history_is_read_as_far_as_it_goes(self, killed: str, histories: Path) -> None:
         (path,) = histories.rglob("*.blocks")
