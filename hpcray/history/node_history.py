@@ -34,6 +34,7 @@ from hpcray.history.records import (
     Ended,
     Figures,
     Functions,
+    Gap,
     Line,
     NewRecords,
     NodeDeath,
@@ -123,7 +124,10 @@ class NodeHistory(NodeExtension):
         self._pending.insert(0, began)
         self._place.open_at(context.config.history_dir, began.job, began.run)
         share = context.config.history_size // max(1, context.cluster_size)
-        self._writer = BlockWriter(self._place.open_file, max(_LEAST_FILE, share // 2), self._place.look_around)
+        self._writer = BlockWriter(
+            self._place.open_file, max(_LEAST_FILE, share // 2), self._place.look_around,
+            lambda reason: encode([Gap(time.time(), reason)]),
+        )  # fmt: skip
         self._written_at = self._account_at = now
         self._account = CoreTimeAccount(now, raylet.context.info.total.get("CPU", 0) / UNIT)
         for proc, link in raylet.router.links.items():

@@ -111,6 +111,9 @@ def _by_history(history: JobHistory, now: float) -> tuple[str, str, int | None]:
     told = f"; before that: {cause}" if cause else ""
     last, here = history.last, [node for node in silent if node.began is not None and _is_here(node)]
     if here and len(here) == len(silent):
+        if (broken := next((node for node in silent if node.breaks_off), None)) is not None:
+            known = f"node {broken.number}, last record {clock(broken.last)}"
+            return SILENT, f"how it ended is not known: {broken.breaks_off} ({known}){told}", None
         number = here[0].began.pid if here[0].began is not None else 0
         return (
             KILLED,

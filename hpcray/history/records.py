@@ -170,8 +170,28 @@ class CoreTime(Struct, array_like=True, tag=13):
     rows: dict[str, Amount]
 
 
+class Gap(Struct, array_like=True, tag=14):
+    """From here on, or before the next record, something could not be written, for this reason."""
+
+    at: Time
+    reason: str
+
+
 Record = Union[
-    Began, Figures, Functions, Tasks, Running, Process, Line, NodeDeath, ClusterState, Reason, Ended, Alive, CoreTime
+    Began,
+    Figures,
+    Functions,
+    Tasks,
+    Running,
+    Process,
+    Line,
+    NodeDeath,
+    ClusterState,
+    Reason,
+    Ended,
+    Alive,
+    CoreTime,
+    Gap,
 ]
 
 

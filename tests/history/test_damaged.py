@@ -26,6 +26,7 @@ from hpcray.history.records import (
     Ended,
     Figures,
     Functions,
+    Gap,
     Line,
     NodeDeath,
     Process,
@@ -192,6 +193,24 @@ def test_a_file_of_another_format_is_said_to_be_damaged(file: Path) -> None:
     file.write_bytes(b"hpcray-history 2\n" + os.urandom(1000))
     history = read(file)
     assert history.complaints()
+    run_all(history, file.parent)
+
+
+@pytest.mark.parametrize("how", ["cut", "gap"])
+def test_a_job_on_a_full_disk_is_not_said_to_have_been_killed(
+    file: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are gone without a word, since there was no room for one."""
+    monkeypatch.setattr("hpcray.history.outcome.socket.gethostname", lambda: "host")
+    records = [RECORDS[0], *RECORDS[2:6]]
+    file.write_bytes(FIRST_LINE + pack(encode(records)))
+    assert outcome(read(file)).state == "KILLED"
+    more = pack(encode([Gap(AT + 9, "No space left on device")])) if how == "gap" else pack(encode(RECORDS))[:-1]
+    file.write_bytes(FIRST_LINE + pack(encode(records)) + more)
+    history = read(file)
+    found, listed = outcome(history), outcome(JobHistory(history.run, whole=False))
+    assert found.state == listed.state == "LAST_SEEN" and "how it ended is not known" in found.cause
+    assert any("could not be written" in text or "cut off" in text for text in history.complaints())
     run_all(history, file.parent)
 
 
