@@ -144,7 +144,7 @@ class JobHistory:
         self.lines: list[tuple[int, Line]] = []
         self.problems: list[str] = []
         for number, names in list(run.files.items())[: None if whole else _LISTED]:
-            node = self.nodes[number] = NodePart(number)
+            node = self.nodes.setdefault(number, NodePart(number))  # another one may have told of its death
             for name in names if whole else names[-1:]:
                 self._read_file(node, name, whole)
         self.reasons.sort(key=lambda item: item[1].at)

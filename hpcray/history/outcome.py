@@ -22,6 +22,17 @@ RUNNING, COMPLETED, FAILED, CANCELLED, KILLED, SILENT = (
 _SLURM_TIME = 10.0  # seconds that Slurm's commands may take
 _FRESH = 75.0  # seconds since the last sign of life for which a job of another host may live
 _SIGKILLED = 128 + 9
+_NOT_OVER = (
+    RUNNING,
+    "PENDING",
+    "CONFIGURING",
+    "COMPLETING",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "STAGE_OUT",
+    "RESIZING",
+)
 _LAST_LINES = 8
 _LONGEST = 5
 _FIELDS = (
@@ -80,7 +91,8 @@ def outcome(history: JobHistory, slurm: SlurmRecord | None = None, now: float | 
         now: Unix time.
     """
     now = time.time() if now is None else now
-    state, cause, code = _by_history(history, now)
+    over = slurm is not None and slurm.state not in _NOT_OVER
+    state, cause, code = _by_history(history, now, over)
     found = Outcome(state, state, cause, code)
     if slurm is not None and slurm.state:
         found.slurm, found.state = slurm, slurm.state
@@ -92,7 +104,8 @@ def outcome(history: JobHistory, slurm: SlurmRecord | None = None, now: float | 
     return found
 
 
-def _by_history(history: JobHistory, now: float) -> tuple[str, str, int | None]:
+def _by_history(history: JobHistory, now: float, over: bool) -> tuple[str, str, int | None]:
+    """State, cause and exit code. over: Slurm says that the run is over, however lately something was heard of it."""
     ended = [node for node in history.nodes.values() if node.ended is not None]
     codes = [node.ended.code for node in ended if node.ended is not None]
     code = next((one for one in codes if one), 0) if codes else None
@@ -106,6 +119,9 @@ def _by_history(history: JobHistory, now: float) -> tuple[str, str, int | None]:
             return KILLED, f"{cause or 'the program was killed'}; nothing was heard since {clock(history.last)}", code
         state = CANCELLED if kind in ("signal", "interrupt") else FAILED
         return state, cause or f"the job ended with exit code {code}", code
+    losses = [reason for _, reason in history.reasons if reason.kind in ("head", "node")]
+    if ended and losses and code:
+        return FAILED, losses[0].text, code
     if any(_lives(node) for node in silent):
         return RUNNING, "its processes run on this host", None
     told = f"; before that: {cause}" if cause else ""
@@ -122,7 +138,7 @@ def _by_history(history: JobHistory, now: float) -> tuple[str, str, int | None]:
             f"lack of memory, or a crash of the host; nothing was heard since {clock(last)}{told}",
             None,
         )
-    if now - last < _FRESH and not ended:
+    if now - last < _FRESH and not ended and not over:
         return RUNNING, f"it was heard of {now - last:.0f} s ago", None
     hosts = ", ".join(sorted({node.began.host for node in silent if node.began is not None})[:5])
     return (

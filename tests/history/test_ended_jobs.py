@@ -14,11 +14,18 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.dashboards import Dashboard
 from helpers.jobs import Job, embedded, on_two_nodes
 from helpers.leaks import processes_with, wait_until
+
+from hpcray.history.block_file import FIRST_LINE, Damage, blocks, pack
+from hpcray.history.job_history import JobHistory
+from hpcray.history.outcome import SlurmRecord, explain, outcome
+from hpcray.history.records import Began, Ended, NodeDeath, Reason, encode
+from hpcray.history.runs import prune, runs
 
 PROGRAM = """\
 import os, sys, time
@@ -164,8 +171,6 @@ class TestKilled:
         assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)|@import|url\(", page)
 
     def test_no_value_of_an_argument_or_a_variable_is_kept(self, killed: str, histories: Path) -> None:
-        from hpcray.history.block_file import Damage, blocks
-
         for path in histories.rglob("*.blocks"):
             content = b"".join(blocks(path.read_bytes(), Damage()))
             assert b"xyzzy" not in content
@@ -289,9 +294,6 @@ def test_a_job_shorter_than_a_look_is_whole_whatever_ends_its_program(
     launched: bool, number: signal.Signals, histories: Path, tmp_path: Path
 ) -> None:
     """Of workers whose owner is gone, too: they say what they have run before they are killed."""
-    from hpcray.history.job_history import JobHistory
-    from hpcray.history.runs import runs
-
     (tmp_path / "short.py").write_text(SHORT)
     script, word = tmp_path / "short.py", str(int(number))
     with Job([sys.executable, "-m", "hpcray", str(script), word] if launched else embedded(script, word)) as job:
@@ -364,8 +366,6 @@ class TestWithoutAPlace:
 
 
 def test_old_histories_go(tmp_path: Path) -> None:
-    from hpcray.history.runs import prune, runs
-
     now = time.time()
     for number, days in enumerate((40, 20, 10, 0)):
         directory = tmp_path / str(number) / f"{number:016x}"
@@ -375,3 +375,39 @@ def test_old_histories_go(tmp_path: Path) -> None:
     assert [run.job for run in prune(str(tmp_path), now)] == ["0"]
     assert [run.job for run in prune(str(tmp_path), now, size=1500)] == ["1", "2"]
     assert [run.job for run in runs(str(tmp_path))] == ["3"]
+
+
+def written_history(place: Path, *files: list[Any]) -> JobHistory:
+    """The history of a job of Slurm, 7, by the records of its nodes."""
+    directory = place / "7" / ("0" * 15 + "7")
+    directory.mkdir(parents=True, mode=0o700)
+    for node, records in enumerate(files):
+        began = Began(100.0, "7", directory.name, node, len(files), f"host{node}", 1, 1, "", "t.py", {"CPU": 1.0},
+                      slurm={"SLURM_JOB_ID": "7"})  # fmt: skip
+        (directory / f"node-{node}.0.blocks").write_bytes(FIRST_LINE + pack(encode([began, *records])))
+    (run,) = runs(str(place))
+    return JobHistory(run)
+
+
+def test_a_node_that_was_lost_is_named_though_it_has_a_file(tmp_path: Path) -> None:
+    history = written_history(tmp_path, [NodeDeath(101.0, 1, "its host went down"), Ended(102.0, 1)], [])
+    assert history.nodes[1].lost == "its host went down" and history.nodes[1].began is not None
+    lines = [text for _, text in explain(history, outcome(history))]
+    assert any(text.startswith("node 1 was declared dead at") for text in lines), lines
+
+
+def test_the_loss_of_the_head_is_the_cause_that_the_others_give(tmp_path: Path) -> None:
+    history = written_history(tmp_path, [], [Reason(101.0, "head", "the head (node 0) died"), Ended(102.0, 1)])
+    found = outcome(history)
+    assert (found.state, found.cause) == ("FAILED", "the head (node 0) died")
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [("FAILED", "LAST_SEEN"), ("NODE_FAIL", "LAST_SEEN"), ("", "LAST_SEEN"), ("RUNNING", "RUNNING")]
+)
+def test_a_job_of_other_hosts_that_slurm_says_is_over_does_not_run(tmp_path: Path, word: str, state: str) -> None:
+    """However lately it was heard of."""
+    history = written_history(tmp_path, [], [])
+    found = outcome(history, SlurmRecord(word, f"Slurm: {word}", "scontrol"), now=105.0)
+    assert found.by_history == state and outcome(history, now=105.0).by_history == "RUNNING"
+    assert not found.disagreement
