@@ -461,7 +461,13 @@ def report(address: str, against: str | None, redact: bool, as_json: bool, file:
     if file.endswith("/") or path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         path /= f"{run.job}-{run.name}.html" if run.job != run.name else f"{run.job}.html"
-    path.write_text(report_page(history, result, other, redact), encoding="utf-8")
+    page = report_page(history, result, other, redact)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError:
+        if path.is_file():
+            path.unlink()  # half a page
+        raise
     if as_json:
         print_json({"file": str(path), "job": run.job, "run": run.name, "state": result.state})
     else:

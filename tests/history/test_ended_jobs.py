@@ -170,6 +170,12 @@ class TestKilled:
         assert "xyzzy" not in page
         assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)|@import|url\(", page)
 
+    def test_a_report_that_does_not_fit_on_the_disk_is_said_not_to(self, killed: str) -> None:
+        command = [sys.executable, "-m", "hpcray.cli", "report", "--job", killed, "/dev/full"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "what this command writes does not fit: No space left on device" in done.stderr
+
     def test_no_value_of_an_argument_or_a_variable_is_kept(self, killed: str, histories: Path) -> None:
         for path in histories.rglob("*.blocks"):
             content = b"".join(blocks(path.read_bytes(), Damage()))
