@@ -1140,7 +1140,7 @@ class EndedJobPages:
             return None
 
     def _functions(self, rows: Mapping[str, FunctionRow], node: int | None) -> list[FunctionUse]:
-        """What has run and ran, of one node or of all; those that took most time first."""
+        """The functions of one node or of all that have run or ran; those that took most time first."""
         history = self._history
         found = {
             name: FunctionUse(

@@ -117,7 +117,7 @@ def _by_history(history: JobHistory, now: float, over: bool) -> tuple[str, str, 
         kind = history.reasons[0][1].kind if history.reasons else ""
         if kind == "driver" or code == _SIGKILLED:
             return KILLED, f"{cause or 'the program was killed'}; nothing was heard since {clock(history.last)}", code
-        state = CANCELLED if kind in ("signal", "interrupt") else FAILED
+        state = CANCELLED if kind in ("signal", "interrupt", "drain") else FAILED
         return state, cause or f"the job ended with exit code {code}", code
     losses = [reason for _, reason in history.reasons if reason.kind in ("head", "node")]
     if ended and losses and code:
@@ -283,8 +283,9 @@ def explain(history: JobHistory, found: Outcome) -> list[tuple[int, str]]:
         lines.append((0, f"they disagree: {found.disagreement}"))
     if (found.slurm is not None and found.slurm.state == "OUT_OF_MEMORY") or _memory_deaths(history):
         lines += [(1, text) for text in _memory_peaks(history)]
-    for number, reason in history.reasons[:_LAST_LINES]:
-        lines.append((1, f"{clock(reason.at)} node {number}: {reason.kind}: {reason.text.strip()}"))
+    told = {(number, reason.kind, reason.text): reason.at for number, reason in reversed(history.reasons)}
+    for (number, kind, text), at in [*reversed(told.items())][:_LAST_LINES]:  # each once, when it was told first
+        lines.append((1, f"{clock(at)} node {number}: {kind}: {text.strip()}"))
     for node in history.nodes.values():
         if node.lost:
             lines.append((1, f"node {node.number} was declared dead at {clock(node.lost_at)}: {node.lost}"))

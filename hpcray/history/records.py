@@ -171,7 +171,7 @@ class CoreTime(Struct, array_like=True, tag=13):
 
 
 class Gap(Struct, array_like=True, tag=14):
-    """From here on, or before the next record, something could not be written, for this reason."""
+    """Something could not be written here, for this reason: what came next is missing, up to the next record."""
 
     at: Time
     reason: str
