@@ -798,17 +798,12 @@ class EndedJobPages:
         """Return which job this was, and "outcome": how it has ended, and as of when it is shown."""
         history, result = self._history, self._result
         return {
-            "program": history.program,
-            "job": history.run.job,
-            "slurm": history.run.job if result.slurm is not None else "",
-            "session": history.run.name,
-            "host": history.head.began.host if history.head.began is not None else "",
-            "node": history.head.number,
-            "started": history.started,
-            "end": 0.0,
-            "sites": True,
+            "program": history.program, "job": history.run.job,
+            "slurm": history.run.job if result.slurm is not None else "", "session": history.run.name,
+            "host": history.head.began.host if history.head.began is not None else "", "node": history.head.number,
+            "started": history.started, "end": 0.0, "sites": True,
             "outcome": f"{result.state}: {result.cause}. As of {clock(history.last)}, from its history.",
-        }
+        }  # fmt: skip
 
     # ------------------------------------------------------------ figures
 
@@ -850,14 +845,10 @@ class EndedJobPages:
             "nodes": {"alive": len(nodes) - len(lost), "silent": 0, "dead": len(lost), "problems": problems},
             "rows": [{**node_row(one), "state": self._state(history.nodes[one.index])} for one in nodes],
             "functions": [function_row(one, whole) for one in use.functions],
-            "buckets": {one.name: one.buckets for one in use.functions},
-            "partial": history.partial,
-            "left": None,
-            "took": 0.0,
-            "head": history.head.number,
-            "actors": actors,
+            "buckets": {one.name: one.buckets for one in use.functions}, "partial": history.partial, "left": None,
+            "took": 0.0, "head": history.head.number, "actors": actors,
             "waiting": ["  " * depth + text for depth, text in explain(history, self._result)],
-        }
+        }  # fmt: skip
 
     def history(self, since: float) -> list[dict[str, Any]]:
         """The samples after a Unix time."""
@@ -877,23 +868,14 @@ class EndedJobPages:
             runs.setdefault(process.proc, []).append(f"{name} for {history.last - since:.1f} s")
         return {
             **node_row(use),
-            "state": self._state(part),
-            "resources": use.resources,
-            "gpu_rows": use.gpus,
+            "state": self._state(part), "resources": use.resources, "gpu_rows": use.gpus,
             "functions": [function_row(one, whole) for one in functions],
             "processes": [
                 {
-                    "process": show_proc(one.proc),
-                    "proc": one.proc.hex(),
-                    "pid": one.pid,
-                    "kind": one.kind,
+                    "process": show_proc(one.proc), "proc": one.proc.hex(), "pid": one.pid, "kind": one.kind,
                     "state": f"{one.exit or 'ended'} at {clock(one.gone)}" if one.gone else "no word about its end",
-                    "actor": one.actor.hex(),
-                    "class": history.actors.get(one.actor, {}).get("class_name", ""),
-                    "cpu": None,
-                    "rss": None,
-                    "runs": ", ".join(runs.get(one.proc, ())),
-                    "answers": True,
+                    "actor": one.actor.hex(), "class": history.actors.get(one.actor, {}).get("class_name", ""),
+                    "cpu": None, "rss": None, "runs": ", ".join(runs.get(one.proc, ())), "answers": True,
                 }
                 for one in history.processes.values()
                 if one.node == index
@@ -903,7 +885,7 @@ class EndedJobPages:
                 for number, line in history.lines
                 if number == index
             ][-50:],
-        }
+        }  # fmt: skip
 
     def function(self, buckets: dict[int, int]) -> list[dict[str, Any]]:
         """How the run times of a function are distributed: rows "from", "to" in seconds and "runs"."""
@@ -935,22 +917,16 @@ class EndedJobPages:
         """All actors, as the head had them last."""
         rows = [
             {
-                "id": ident.hex(),
-                "class": row.get("class_name", ""),
-                "name": row.get("name") or "",
+                "id": ident.hex(), "class": row.get("class_name", ""), "name": row.get("name") or "",
                 "state": row.get("state", ""),
                 "node": row["node"] if (row.get("node") or 0) >= 0 and row.get("pid") else None,
                 "pid": row.get("pid") or None,
                 "worker": row["worker"].hex() if isinstance(row.get("worker"), bytes) else "",
-                "restarts": row.get("restarts", 0),
-                "namespace": "",
-                "detached": row.get("detached", False),
-                "resources": {},
-                "reason": row.get("reason") or "",
-                "ended": None,
+                "restarts": row.get("restarts", 0), "namespace": "", "detached": row.get("detached", False),
+                "resources": {}, "reason": row.get("reason") or "", "ended": None,
             }
             for ident, row in self._history.actors.items()
-        ]
+        ]  # fmt: skip
         rows.sort(key=lambda row: (row["state"] not in _LIVING, row["class"], row["id"]))
         return {"rows": rows, "note": ""}
 
@@ -966,19 +942,14 @@ class EndedJobPages:
         """All placement groups, as the head had them last."""
         rows = [
             {
-                "id": ident.hex(),
-                "name": row.get("name") or "",
-                "state": row.get("state", ""),
-                "strategy": row.get("strategy", ""),
-                "count": len(row.get("bundles", ())),
+                "id": ident.hex(), "name": row.get("name") or "", "state": row.get("state", ""),
+                "strategy": row.get("strategy", ""), "count": len(row.get("bundles", ())),
                 "bundles": _bundles({"bundles": row.get("bundles", ())}),
                 "nodes": ", ".join(map(str, sorted({node for node in row.get("nodes", ()) if node >= 0})[:50])),
-                "attempts": None,
-                "detached": None,
-                "scheduling": "",
+                "attempts": None, "detached": None, "scheduling": "",
             }
             for ident, row in self._history.groups.items()
-        ]
+        ]  # fmt: skip
         return {"rows": rows, "note": ""}
 
     # ------------------------------------------------------------ what happened
@@ -1086,18 +1057,12 @@ class EndedJobPages:
         said, run = self._result.slurm, self._history.run
         lost = [node for node in self._history.nodes.values() if node.lost]
         return {
-            "fields": [("State", said.state), *said.facts.items()] if said is not None else [],
-            "nodes": [],
+            "fields": [("State", said.state), *said.facts.items()] if said is not None else [], "nodes": [],
             "problem": "" if said is not None else "Slurm is not here, or does not know this job",
-            "job": run.job if said is not None else "",
-            "end": None,
-            "drain_at": None,
-            "restarts": 0,
-            "checkpoints": "",
-            "draining": {},
-            "autoscaler": None,
+            "job": run.job if said is not None else "", "end": None, "drain_at": None, "restarts": 0,
+            "checkpoints": "", "draining": {}, "autoscaler": None,
             "dead_nodes": [{"index": node.number, "reason": node.lost} for node in lost[:100]],
-        }
+        }  # fmt: skip
 
     def kill_actor(self, actor: str) -> str:
         """Refuse: nothing runs."""
@@ -1161,17 +1126,7 @@ def _task_row(
     task: bytes, name: str, state: str, node: int, pid: int, start: float, seconds: float, actor: bytes
 ) -> dict[str, Any]:
     return {
-        "id": task.hex(),
-        "attempt": None,
-        "name": name,
-        "state": state,
-        "node": node,
-        "pid": pid,
-        "start": start,
-        "seconds": max(0.0, seconds),
-        "type": "ACTOR_TASK" if actor else "NORMAL_TASK",
-        "actor": actor.hex() or None,
-        "error": None,
-        "message": None,
-        "resources": None,
-    }
+        "id": task.hex(), "attempt": None, "name": name, "state": state, "node": node, "pid": pid, "start": start,
+        "seconds": max(0.0, seconds), "type": "ACTOR_TASK" if actor else "NORMAL_TASK", "actor": actor.hex() or None,
+        "error": None, "message": None, "resources": None,
+    }  # fmt: skip

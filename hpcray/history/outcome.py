@@ -94,8 +94,9 @@ def outcome(history: JobHistory, slurm: SlurmRecord | None = None, now: float | 
     over = slurm is not None and slurm.state not in _NOT_OVER
     state, cause, code = _by_history(history, now, over)
     found = Outcome(state, state, cause, code)
+    found.slurm = slurm
     if slurm is not None and slurm.state:
-        found.slurm, found.state = slurm, slurm.state
+        found.state = slurm.state
         well = slurm.state == COMPLETED
         if slurm.state not in (RUNNING, "PENDING") and state != SILENT and well != (state == COMPLETED):
             found.disagreement = f"Slurm says {slurm.state}, and the history says {state}"

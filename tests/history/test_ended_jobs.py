@@ -417,3 +417,4 @@ def test_a_job_of_other_hosts_that_slurm_says_is_over_does_not_run(tmp_path: Pat
     found = outcome(history, SlurmRecord(word, f"Slurm: {word}", "scontrol"), now=105.0)
     assert found.by_history == state and outcome(history, now=105.0).by_history == "RUNNING"
     assert not found.disagreement
+    assert explain(history, found)[0] == (0, f"Slurm: {word}"), "also of a run after which it was requeued"
