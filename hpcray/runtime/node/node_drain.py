@@ -257,8 +257,7 @@ class NodeDrain:
     def announce(self, effect: drain.Announce) -> None:
         """Send Drain to all nodes."""
         raylet = self._raylet
-        text = f"the job drains ({effect.reason}): {effect.seconds:.0f} s are left, nothing new is started"
-        raylet.log(text)
+        raylet.log(text := f"the job drains ({effect.reason}): {effect.seconds:.0f} s are left, nothing new is started")
         raylet.events.explain_end("drain", text)
         nodes = sorted(self._head.resources.nodes)
         for node in nodes:
