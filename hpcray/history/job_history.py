@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -143,10 +145,11 @@ class JobHistory:
         self.reasons: list[tuple[int, Reason]] = []
         self.lines: list[tuple[int, Line]] = []
         self.problems: list[str] = []
-        for number, names in list(run.files.items())[: None if whole else _LISTED]:
-            node = self.nodes.setdefault(number, NodePart(number))  # another one may have told of its death
-            for name in names if whole else names[-1:]:
-                self._read_file(node, name, whole)
+        with _without_collections():
+            for number, names in list(run.files.items())[: None if whole else _LISTED]:
+                node = self.nodes.setdefault(number, NodePart(number))  # another one may have told of its death
+                for name in names if whole else names[-1:]:
+                    self._read_file(node, name, whole)
         self.reasons.sort(key=lambda item: item[1].at)
         self.lines.sort(key=lambda item: item[1].at)
         self.tasks.sort(key=lambda row: row.end)
@@ -363,6 +366,19 @@ class JobHistory:
     def files(self) -> Sequence[str]:
         """Directories of log files that stay."""
         return sorted({node.began.logs for node in self.nodes.values() if node.began and node.began.logs})
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python's collector from looking at a million rows again and again, in which there is no circle: that takes
+    longer than to read them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def essence(text: str) -> str:
