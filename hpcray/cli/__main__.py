@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 from typing import Any
@@ -96,11 +97,13 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except OSError as error:
-            if not isinstance(error.filename, str):
-                if isinstance(error, FileNotFoundError) and not os.stat(".").st_nlink:
-                    raise click.ClickException("the working directory was removed; hint: cd to another one") from None
-                raise
-            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+            if isinstance(error.filename, str):
+                raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+            if isinstance(error, FileNotFoundError) and not os.stat(".").st_nlink:
+                raise click.ClickException("the working directory was removed; hint: cd to another one") from None
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # of a write, which names no file
+                raise click.ClickException(f"what this command writes does not fit: {error.strerror}") from None
+            raise
 
 
 @click.group("hpcray", cls=_Commands, params=[version_option], context_settings={"help_option_names": ["-h", "--help"]})

@@ -1,4 +1,4 @@
-"""`hpcray dashboard` and `hpcray top`: a running job, live, in the browser and in the terminal."""
+"""`hpcray dashboard` and `hpcray top`: a job in the browser and in the terminal, live while it runs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import shutil
 import socket
 import sys
+import tempfile
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from hpcray.cli import json_option, print_json, top_cells
 from hpcray.cli.history import ended_job, print_status
 from hpcray.cli.job_option import errors_as_messages, job, job_option, session_directory
 from hpcray.common.terminal_text import plain
+from hpcray.history.outcome import ask_slurm, outcome
 from hpcray.platform.config_files import launch_config
 from hpcray.processes.running_jobs import UNIX, published_dashboard
 from hpcray.runtime.core_worker.core_worker import CoreWorker
@@ -56,24 +58,27 @@ def dashboard(
     address: str, port: int | None, allow_actions: bool, ray_api: bool, ray_api_port: int, ray_api_host: str,
     ray_api_tls: tuple[str, str] | None,
 ) -> None:  # fmt: skip
-    """Show a running job in the browser, until Ctrl-C or the end of the job.
+    """Show a job in the browser: a running one until Ctrl-C or its end, one that has ended from its history.
 
     Prints the line for ssh that leads here from your own machine, and a link that is good for one browser; when it was
     used, the next. Needs `pip install 'hpcray[observe]'`.
     """
     try:
         from hpcray.dashboard import server
+        from hpcray.dashboard.job_pages import EndedJobPages, JobPages
         from hpcray.ray_api.server import ApiAddress
     except ImportError as error:
         raise click.ClickException(f"{error}; hint: pip install 'hpcray[observe]'") from None
     with errors_as_messages(ValueError):
         ray_api = ray_api or launch_config(os.environ).ray_api
     api_place = ApiAddress(ray_api_host, ray_api_port, *(ray_api_tls or ())) if ray_api else None
-    path = session_directory(address)
+    history = ended_job(address)
+    path = session_directory(address) if history is None else ""
     with contextlib.ExitStack() as stack:
+        directory = path or stack.enter_context(tempfile.TemporaryDirectory(prefix="hpcray-dashboard-"))
         try:
             if port is None:
-                sock, place = server.listen_on_socket(path)
+                sock, place = server.listen_on_socket(directory)
                 stack.callback(_remove, place)
             else:
                 sock = server.listen_on_port(port)
@@ -81,23 +86,29 @@ def dashboard(
         except OSError as error:
             raise click.ClickException(f"{error}; hint: --port 0" if port else str(error)) from None
         stack.enter_context(contextlib.closing(sock))
-        here = place if port is not None else UNIX + place
-        stack.enter_context(published_dashboard(path, here))
-        api_sock = _listen(stack, api_place) if api_place is not None else None
-        process = stack.enter_context(job(path))
         local = server.LOCAL_PORT if port is None else sock.getsockname()[1]
-        rights = "actors can be killed and nodes removed" if allow_actions else "read-only"
-        click.echo(f"hpcray dashboard of the job at {path}, {rights}; Ctrl-C ends it")
+        through_login = False
+        pages: JobPages | EndedJobPages
+        if history is not None:
+            pages = EndedJobPages(history, outcome(history, ask_slurm(history)))
+            click.echo(plain(f"hpcray dashboard of the history of job {history.run.job}; Ctrl-C ends it"))
+        else:
+            stack.enter_context(published_dashboard(path, place if port is not None else UNIX + place))
+            api_sock = _listen(stack, api_place) if api_place is not None else None
+            process = stack.enter_context(job(path))
+            pages, through_login = JobPages(process), bool(process.run.end or os.environ.get("SLURM_JOB_ID"))
+            rights = "actors can be killed and nodes removed" if allow_actions else "read-only"
+            click.echo(f"hpcray dashboard of the job at {path}, {rights}; Ctrl-C ends it")
         click.echo(f"from your own machine:  ssh -N -L {local}:{place} {socket.gethostname()}")
-        if process.run.end or os.environ.get("SLURM_JOB_ID"):
+        if through_login:
             click.echo("through a login node:   the same with -J LOGIN_NODE")
-        if api_place is not None and api_sock is not None:
+        if history is None and api_place is not None and api_sock is not None:
             _serve_api(stack, process, api_sock, api_place)
 
         def announce(token: str) -> None:
             click.echo(f"open, in one browser:   http://localhost:{local}/#token={token}")
 
-        ended = server.DashboardServer(process, sock, announce, allow_actions).run()
+        ended = server.DashboardServer(pages, path, sock, announce, allow_actions and history is None).run()
         if ended:
             click.echo(f"the job has ended: {ended}")
 

@@ -34,7 +34,8 @@ class Preload(Struct, frozen=True):
 
 
 class KillWorker(Struct, frozen=True):
-    """SIGKILL this worker of our node. reason: why, for those who hear of its death; "": as the kernel has it."""
+    """SIGKILL this worker of our node. reason: why, for those who hear of its death; "": its work is not needed, and
+    it may leave by itself first."""
 
     worker: bytes
     reason: str = ""

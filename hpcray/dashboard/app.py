@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from hpcray.common.exceptions import RayError
 from hpcray.dashboard.access import DashboardAccess, bearer, is_from_here, is_loopback_host
-from hpcray.dashboard.job_pages import JobPages
+from hpcray.dashboard.job_pages import EndedJobPages, JobPages
 from hpcray.jobs.added_nodes import remove_nodes
 
 # ------------------------------------------------------------ table pages
@@ -228,7 +228,9 @@ class DashboardApp:
         allow_actions: whether actors may be killed and nodes removed.
     """
 
-    def __init__(self, pages: JobPages, access: DashboardAccess, session_dir: str, allow_actions: bool) -> None:
+    def __init__(
+        self, pages: JobPages | EndedJobPages, access: DashboardAccess, session_dir: str, allow_actions: bool
+    ) -> None:
         self.pages = pages
         self.access = access
         self.session_dir = session_dir

@@ -1,33 +1,43 @@
-"""The answers to the questions of a dashboard's pages, gathered from a running job as plain data."""
+"""The answers to the questions of a dashboard's pages as plain data: of a running job, or from the history of one that
+has ended."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
+from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from hpcray.common.figures import add_counts, lower_bound, upper_bound
-from hpcray.common.ids import HEAD, raylet_of, show_proc
-from hpcray.dashboard.task_timeline import TaskTimeline
+from hpcray.common.figures import FunctionRow, add_counts, lower_bound, upper_bound
+from hpcray.common.ids import HEAD, node_of, raylet_of, show_proc
+from hpcray.common.job_names import parse_worker_log_name
+from hpcray.dashboard.task_timeline import TaskTimeline, timeline_of
 from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
+from hpcray.diagnostics.figures_gathering import quantile
 from hpcray.diagnostics.wait_graph import WaitGraph, WaitReason
+from hpcray.history.job_history import JobHistory, NodePart, clock
+from hpcray.history.outcome import Outcome, explain
 from hpcray.platform.allocation import run_command
 from hpcray.platform.session_directory import read_session
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
-from hpcray.state.overview import FunctionUse, JobUse, LiveJob, NodeUse
+from hpcray.state.overview import FunctionUse, JobUse, LiveJob, NodeUse, node_use
 from hpcray.state.profile import ProfileError, ProfileRequest, frame_name, limits, take_profile
 from hpcray.state.reports import show_demand, show_stacks
 from hpcray.topology.node_order import in_order
@@ -332,6 +342,13 @@ def function_row(one: FunctionUse, whole: float) -> dict[str, Any]:
     }
 
 
+def run_times(buckets: Mapping[int, int]) -> list[dict[str, Any]]:
+    """How run times are distributed: rows "from", "to" in seconds and "runs"."""
+    return [
+        {"from": lower_bound(bucket), "to": upper_bound(bucket), "runs": buckets[bucket]} for bucket in sorted(buckets)
+    ]
+
+
 def _gpu_use(gpus: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The GPUs' number, their average share of time in use (None without one), and their memory in bytes."""
     return {
@@ -467,10 +484,7 @@ class JobPages:
 
     def function(self, buckets: dict[int, int]) -> list[dict[str, Any]]:
         """How the run times of a function are distributed: rows "from", "to" in seconds and "runs"."""
-        return [
-            {"from": lower_bound(bucket), "to": upper_bound(bucket), "runs": buckets[bucket]}
-            for bucket in sorted(buckets)
-        ]
+        return run_times(buckets)
 
     # ------------------------------------------------------------ tables
 
@@ -752,3 +766,367 @@ def _note(scope: NodeScope, missing: Sequence[str], more: str = "") -> str:
     gone = f"not complete: {'; '.join(missing[:3])}" if missing else ""
     gone += f" and {len(missing) - 3} more" if len(missing) > 3 else ""
     return ". ".join(filter(None, (scope.note, more, gone)))
+
+
+# ------------------------------------------------------------ a job that has ended
+
+
+_SAMPLES, _MOST_READ, _FEWEST_SAMPLES = 300, 30_000, 20
+"""Moments that plots of an ended job show: of few nodes; figures of nodes that are read for that; and of many nodes."""
+_MOST_WORKERS = 1024
+_RUNS_NO_MORE = "the job has ended"
+
+
+class EndedJobPages:
+    """The same answers about a job that has ended, from its history: a page of what that does not have says so.
+
+    Args:
+        history: of the job. result: how it has ended.
+    """
+
+    def __init__(self, history: JobHistory, result: Outcome) -> None:
+        self._history, self._result = history, result
+        self._ids = {row["node"]: str(row.get("id", "")) for row in history.known_nodes if "node" in row}
+        self._timing = threading.Lock()
+
+    @property
+    def ended(self) -> str:
+        """Its questions are answered for as long as one asks: ""."""
+        return ""
+
+    def about(self) -> dict[str, Any]:
+        """Return which job this was, and "outcome": how it has ended, and as of when it is shown."""
+        history, result = self._history, self._result
+        return {
+            "program": history.program, "job": history.run.job,
+            "slurm": history.run.job if result.slurm is not None else "", "session": history.run.name,
+            "host": history.head.began.host if history.head.began is not None else "", "node": history.head.number,
+            "started": history.started, "end": 0.0, "sites": True,
+            "outcome": f"{result.state}: {result.cause}. As of {clock(history.last)}, from its history.",
+        }  # fmt: skip
+
+    # ------------------------------------------------------------ figures
+
+    @cached_property
+    def _samples(self) -> list[dict[str, Any]]:
+        """Totals of the job over time."""
+        history, nodes = self._history, [node for node in self._history.nodes.values() if node.figures]
+        if not nodes:
+            return []
+        count = min(_SAMPLES, max(_FEWEST_SAMPLES, _MOST_READ // len(nodes)))
+        first = min(node.figures[0][0] for node in nodes)
+        seconds = max(1e-3, history.last - first) / count
+        ends = [row.end for row in history.tasks]
+        noted = history.seen / len(ends) if ends else 0.0
+        found, before = [], 0
+        for at in (first + number * seconds for number in range(count + 1)):
+            place = bisect_right(ends, at)
+            row = totals(self._use(at, [use for node in nodes if (use := self._node_use(node, at)) is not None], []))
+            found.append({**row, "rate": (place - before) * noted / seconds})
+            before = place
+        return found
+
+    def overview(self) -> dict[str, Any]:
+        """The job as it was heard of last."""
+        history = self._history
+        nodes = [self._last_use(node) for _, node in sorted(history.nodes.items())]
+        use = self._use(history.last, nodes, self._functions(history.functions(), None))
+        whole = sum(one.total for one in use.functions)
+        actors: dict[str, int] = {}
+        for row in history.actors.values():
+            actors[row["state"]] = actors.get(row["state"], 0) + 1
+        lost = [node for node in history.nodes.values() if node.lost]
+        problems = [
+            {"node": node.number, "host": self._host(node), "problem": f"dead: {node.lost}"}
+            for node in lost[:_MOST_PROBLEMS]
+        ]
+        return {
+            "now": {**totals(use), "rate": 0.0},
+            "nodes": {"alive": len(nodes) - len(lost), "silent": 0, "dead": len(lost), "problems": problems},
+            "rows": [{**node_row(one), "state": self._state(history.nodes[one.index])} for one in nodes],
+            "functions": [function_row(one, whole) for one in use.functions],
+            "buckets": {one.name: one.buckets for one in use.functions}, "partial": history.partial, "left": None,
+            "took": 0.0, "head": history.head.number, "actors": actors,
+            "waiting": ["  " * depth + text for depth, text in explain(history, self._result)],
+        }  # fmt: skip
+
+    def history(self, since: float) -> list[dict[str, Any]]:
+        """The samples after a Unix time."""
+        return [row for row in self._samples if row["time"] > since]
+
+    def node(self, index: int) -> dict[str, Any]:
+        """One node as it was heard of last: figures, what has run there, processes, last lines of its raylet."""
+        history = self._history
+        part = history.nodes.get(index)
+        if part is None:
+            raise ValueError(f"there is no node {index}")
+        use = self._last_use(part)
+        functions = self._functions(part.functions, index)
+        whole = sum(one.total for one in functions)
+        runs: dict[bytes, list[str]] = {}
+        for process, _, name, since in history.running():
+            runs.setdefault(process.proc, []).append(f"{name} for {history.last - since:.1f} s")
+        return {
+            **node_row(use),
+            "state": self._state(part), "resources": use.resources, "gpu_rows": use.gpus,
+            "functions": [function_row(one, whole) for one in functions],
+            "processes": [
+                {
+                    "process": show_proc(one.proc), "proc": one.proc.hex(), "pid": one.pid, "kind": one.kind,
+                    "state": f"{one.exit or 'ended'} at {clock(one.gone)}" if one.gone else "no word about its end",
+                    "actor": one.actor.hex(), "class": history.actors.get(one.actor, {}).get("class_name", ""),
+                    "cpu": None, "rss": None, "runs": ", ".join(runs.get(one.proc, ())), "answers": True,
+                }
+                for one in history.processes.values()
+                if one.node == index
+            ],
+            "tail": [
+                {"pid": part.began.pid if part.began is not None else 0, "text": f"{clock(line.at)} {line.text}"}
+                for number, line in history.lines
+                if number == index
+            ][-50:],
+        }  # fmt: skip
+
+    def function(self, buckets: dict[int, int]) -> list[dict[str, Any]]:
+        """How the run times of a function are distributed: rows "from", "to" in seconds and "runs"."""
+        return run_times(buckets)
+
+    # ------------------------------------------------------------ tables
+
+    def tasks(self, nodes: str) -> dict[str, Any]:
+        """The tasks that ran when it was heard of last, and those that have ended, as far as they were noted."""
+        history, wanted = self._history, parse_nodes(nodes)
+        errors = {error.task: error for error in history.errors}
+        rows: list[dict[str, Any]] = [
+            _task_row(task, name, "RUNNING", process.node, process.pid, since, history.last - since, process.actor)
+            for process, task, name, since in history.running()
+            if wanted is None or process.node in wanted
+        ]
+        known = [row for row in history.tasks if wanted is None or row.node in wanted]
+        failed = [row for row in known if row.failed]
+        others = [row for row in known if not row.failed]
+        for one in [*failed[-_MOST_TASKS // 2 :], *others[-_MOST_TASKS // 2 :]]:
+            state, error = "FAILED" if one.failed else "FINISHED", errors.get(one.id) if one.failed else None
+            row = _task_row(one.id, one.name, state, one.node, one.pid, one.start, one.end - one.start, one.actor)
+            rows.append({**row, "error": error.kind, "message": error.text} if error is not None else row)
+        rows.sort(key=lambda row: row["start"], reverse=True)
+        some = f"{len(rows)} of {history.seen + len(rows) - len(known)} tasks were noted or are shown"
+        return {"rows": rows, "note": some if history.seen > len(known) or len(known) > _MOST_TASKS // 2 else ""}
+
+    def actors(self) -> dict[str, Any]:
+        """All actors, as the head had them last."""
+        rows = [
+            {
+                "id": ident.hex(), "class": row.get("class_name", ""), "name": row.get("name") or "",
+                "state": row.get("state", ""),
+                "node": row["node"] if (row.get("node") or 0) >= 0 and row.get("pid") else None,
+                "pid": row.get("pid") or None,
+                "worker": row["worker"].hex() if isinstance(row.get("worker"), bytes) else "",
+                "restarts": row.get("restarts", 0), "namespace": "", "detached": row.get("detached", False),
+                "resources": {}, "reason": row.get("reason") or "", "ended": None,
+            }
+            for ident, row in self._history.actors.items()
+        ]  # fmt: skip
+        rows.sort(key=lambda row: (row["state"] not in _LIVING, row["class"], row["id"]))
+        return {"rows": rows, "note": ""}
+
+    def pids(self, nodes: Sequence[int]) -> dict[str, int]:
+        """The pids of the processes of some nodes."""
+        return {one.proc.hex(): one.pid for one in self._history.processes.values() if one.node in nodes}
+
+    def objects(self, nodes: str) -> dict[str, Any]:
+        """No objects: a history has not which there were."""
+        return {"rows": [], "sites": [], "note": "A history has no objects, but how full the stores were: see Nodes."}
+
+    def groups(self) -> dict[str, Any]:
+        """All placement groups, as the head had them last."""
+        rows = [
+            {
+                "id": ident.hex(), "name": row.get("name") or "", "state": row.get("state", ""),
+                "strategy": row.get("strategy", ""), "count": len(row.get("bundles", ())),
+                "bundles": _bundles({"bundles": row.get("bundles", ())}),
+                "nodes": ", ".join(map(str, sorted({node for node in row.get("nodes", ()) if node >= 0})[:50])),
+                "attempts": None, "detached": None, "scheduling": "",
+            }
+            for ident, row in self._history.groups.items()
+        ]  # fmt: skip
+        return {"rows": rows, "note": ""}
+
+    # ------------------------------------------------------------ what happened
+
+    def timeline(self, nodes: str, start: float, end: float, width: int, offset: int, rows: int) -> dict[str, Any]:
+        """The tasks over time; see `TaskTimeline.view`."""
+        history, wanted = self._history, parse_nodes(nodes)
+        chosen = [node for node in history.nodes if wanted is None or node in wanted]
+        with self._timing:
+            kept, processes = self._timeline
+            found = kept.view(chosen, start, end, width, offset, rows)
+        note = f"the first {_MOST_WORKERS} of {processes} processes. " if processes > _MOST_WORKERS else ""
+        if history.seen > len(history.tasks):
+            note += f"{len(history.tasks)} of {history.seen} tasks were noted: gaps may be tasks that were not."
+        return {**found, "note": note}
+
+    @cached_property
+    def _timeline(self) -> tuple[TaskTimeline, int]:
+        return timeline_of(self._history, _MOST_WORKERS)
+
+    def stacks(self, nodes: str, everything: bool) -> dict[str, Any]:
+        """No stacks, but what ran when it was heard of last."""
+        history, wanted = self._history, parse_nodes(nodes)
+        lines = [
+            f"node {process.node}, pid {process.pid}: {name} {task.hex()} for {history.last - since:.1f} s"
+            for process, task, name, since in history.running()
+            if wanted is None or process.node in wanted
+        ]
+        return {"lines": lines, "note": f"A history has no stacks. This ran at {clock(history.last)}."}
+
+    def profile(self, nodes: str, seconds: float, memory: bool) -> dict[str, Any]:
+        """Refuse: nothing runs."""
+        raise ValueError(f"{_RUNS_NO_MORE}: nothing can be sampled")
+
+    def waits(self, nodes: str) -> dict[str, Any]:
+        """Return why it has ended, in the form of waits."""
+        lines = explain(self._history, self._result)
+        return {**wait_graph(WaitReason(depth, text) for depth, text in lines), "note": ""}
+
+    # ------------------------------------------------------------ logs
+
+    @cached_property
+    def _logs(self) -> dict[str, tuple[int, Path]]:
+        """The log files that are visible here: node and path by name."""
+        found: dict[str, tuple[int, Path]] = {}
+        for folder in self._history.files():
+            for path in sorted((*Path(folder).glob("*.out"), *Path(folder).glob("*.err"))):
+                writer = parse_worker_log_name(path.name)
+                if writer is not None:
+                    found.setdefault(path.name, (node_of(writer[0]), path))
+        return found
+
+    def log_files(self, nodes: str) -> dict[str, Any]:
+        """The log files of workers that stay, where HPCRAY_LOG_DIR has kept them."""
+        wanted, rows = parse_nodes(nodes), []
+        for name, (node, path) in self._logs.items():
+            if wanted is None or node in wanted:
+                with contextlib.suppress(OSError):
+                    rows.append({"node": node, "name": name, "size": path.stat().st_size})
+        rows.sort(key=lambda row: (row["node"], row["name"]))
+        return {"rows": rows, "note": "" if rows else "No log files stayed, or none is visible here: HPCRAY_LOG_DIR."}
+
+    def log_piece(self, node: int, name: str, start: int) -> dict[str, Any]:
+        """A piece of a log file from a byte on; a negative one counts from the end."""
+        data, size, begin = self._read(name, start)
+        return {"start": begin, "end": begin + len(data), "size": size, "text": data.decode(errors="replace")}
+
+    def log_search(self, nodes: str, pattern: str, task: str, actor: str) -> dict[str, Any]:
+        """The lines of workers that contain a regular expression; of which function a line is was not kept."""
+        try:
+            wanted = re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        files = self.log_files(nodes)["rows"]
+        tail = max(_LEAST_SEARCHED, _SEARCHED // max(1, len(files)))
+        lines: deque[dict[str, Any]] = deque(maxlen=_MOST_LINES)
+        for row in files:
+            _, pid, is_error = parse_worker_log_name(row["name"]) or (b"", 0, False)
+            for text in self._read(row["name"], -tail, tail)[0].decode(errors="replace").splitlines():
+                if wanted.search(text):
+                    lines.append({"text": text, "who": "", "pid": pid, "node": row["node"], "error": is_error})
+        note = f"the last {tail >> 10} KiB of each of {len(files)} files, at most {_MOST_LINES} lines"
+        return {
+            "lines": list(lines),
+            "note": f"{note}; functions and actors are not told apart" if task or actor else note,
+        }
+
+    def _read(self, name: str, start: int, most: int = 64 << 10) -> tuple[bytes, int, int]:
+        """Bytes of a log file, its size, and where they begin."""
+        if name not in self._logs:
+            raise ValueError(f"there is no log file {name!r}")
+        try:
+            with self._logs[name][1].open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                begin = max(0, size + start) if start < 0 else min(start, size)
+                file.seek(begin)
+                return file.read(most), size, begin
+        except OSError as error:
+            raise ValueError(f"{name}: {error.strerror or error}") from None
+
+    # ------------------------------------------------------------ Slurm, actions
+
+    def slurm(self) -> dict[str, Any]:
+        """The word of Slurm on the job."""
+        said, run = self._result.slurm, self._history.run
+        lost = [node for node in self._history.nodes.values() if node.lost]
+        return {
+            "fields": [("State", said.state), *said.facts.items()] if said is not None else [], "nodes": [],
+            "problem": "" if said is not None else "Slurm is not here, or does not know this job",
+            "job": run.job if said is not None else "", "end": None, "drain_at": None, "restarts": 0,
+            "checkpoints": "", "draining": {}, "autoscaler": None,
+            "dead_nodes": [{"index": node.number, "reason": node.lost} for node in lost[:100]],
+        }  # fmt: skip
+
+    def kill_actor(self, actor: str) -> str:
+        """Refuse: nothing runs."""
+        raise ValueError(f"{_RUNS_NO_MORE}: there is no actor {actor}")
+
+    # ------------------------------------------------------------ inside
+
+    def _host(self, node: NodePart) -> str:
+        return node.began.host if node.began is not None else ""
+
+    def _state(self, node: NodePart) -> str:
+        if node.lost:
+            return f"dead: {node.lost}"
+        return "ended" if node.ended is not None else f"silent since {clock(node.last)}" if node.last else "not known"
+
+    def _use(self, at: float, nodes: list[NodeUse], functions: list[FunctionUse]) -> JobUse:
+        history = self._history
+        return JobUse(at, 0.0, nodes, functions, history.partial, history.program, history.run.job, None)
+
+    def _last_use(self, node: NodePart) -> NodeUse:
+        found = self._node_use(node, self._history.last)
+        if found is None:
+            found = NodeUse(node.number, self._host(node), self._ids.get(node.number, ""), "no figures")
+        return found
+
+    def _node_use(self, node: NodePart, at: float) -> NodeUse | None:
+        """The use of a node at a moment; None before its first figures, or where they are of another version."""
+        place = bisect_right(node.figures, at, key=itemgetter(0))
+        if not place:
+            return None
+        ident = self._ids.get(node.number, "")
+        listed = {"Index": node.number, "NodeManagerHostname": self._host(node), "NodeID": ident, "Labels": {}}
+        rows = [{**row, "time": time} for time, row in node.figures[max(0, place - 2) : place]]
+        before = NodeUse(node.number, "", "", row=rows[0]) if len(rows) > 1 else None
+        try:
+            use = node_use(listed, rows[-1], before, None)
+            use.store = {"objects": 0, **use.store}
+            return use
+        except (KeyError, TypeError, AttributeError):
+            return None
+
+    def _functions(self, rows: Mapping[str, FunctionRow], node: int | None) -> list[FunctionUse]:
+        """The functions of one node or of all that have run or ran; those that took most time first."""
+        history = self._history
+        found = {
+            name: FunctionUse(
+                name, 0, 0, row[0], row[1], 0.0, row[2] / 1e6, quantile(row, 0.5), quantile(row, 0.99), row[3]
+            )
+            for name, row in rows.items()
+        }
+        for process, _, name, since in history.running():
+            if node is None or process.node == node:
+                one = found.setdefault(name, FunctionUse(name))
+                one.running, one.elapsed = one.running + 1, one.elapsed + max(0.0, history.last - since)
+        for name, count in (history.queued() if node is None else {}).items():
+            found.setdefault(name, FunctionUse(name)).queued = count
+        return sorted(found.values(), key=lambda one: (-one.total, -one.running, -one.queued, one.name))
+
+
+def _task_row(
+    task: bytes, name: str, state: str, node: int, pid: int, start: float, seconds: float, actor: bytes
+) -> dict[str, Any]:
+    return {
+        "id": task.hex(), "attempt": None, "name": name, "state": state, "node": node, "pid": pid, "start": start,
+        "seconds": max(0.0, seconds), "type": "ACTOR_TASK" if actor else "NORMAL_TASK", "actor": actor.hex() or None,
+        "error": None, "message": None, "resources": None,
+    }  # fmt: skip

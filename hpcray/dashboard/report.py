@@ -20,7 +20,7 @@ from typing import Any
 
 from hpcray.common.figures import FunctionRow
 from hpcray.core.object_store.allocator import format_size
-from hpcray.dashboard.task_timeline import TaskTimeline
+from hpcray.dashboard.task_timeline import timeline_of
 from hpcray.diagnostics.figures_gathering import quantile
 from hpcray.history.job_history import JobHistory, NodePart, clock, program_name
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, explain
@@ -253,31 +253,15 @@ class _Report:
     # ------------------------------------------------------------ over time
 
     def _timeline(self) -> str:
-        history, kept = self._history, TaskTimeline()
-        rows_of: dict[tuple[int, int], list[Any]] = {}
-        for row in history.tasks:
-            rows_of.setdefault((row.node, row.pid), []).append(
-                (row.id, row.name, row.end, round(1e6 * (row.end - row.start)), row.failed)
-            )
-        running: dict[tuple[int, int], list[Any]] = {}
-        for process, _, name, since in history.running():
-            running.setdefault((process.node, process.pid), []).append(
-                {"name": name, "seconds": max(0.0, history.last - since)}
-            )
-        shown = set(sorted({*rows_of, *running})[:_MOST_WORKERS])
-        actors = {row.get("pid"): row.get("class_name", "") for row in history.actors.values()}
-        for node, pid in sorted(shown):
-            answer = {
-                "pid": pid, "offset": 0.0, "now": history.last, "full": False, "ended": rows_of.get((node, pid), ()),
-                "running": running.get((node, pid), ()),
-            }  # fmt: skip
-            kept.add(b"%d %d" % (node, pid), node, actors.get(pid, ""), answer)
-        count, processes = len(shown), len({*rows_of, *running})
+        history = self._history
+        kept, processes = timeline_of(history, _MOST_WORKERS)
+        count = min(processes, _MOST_WORKERS)
         if not count:
             return ""
         width = max(100, min(_WIDTH - _GUTTER, _MOST_PIECES // count))
-        nodes = sorted({node for node, _ in (*rows_of, *running)})
-        view = kept.view(nodes, history.started, max(history.last, history.started + 0.01), width, 0, _MOST_WORKERS)
+        view = kept.view(
+            [*history.nodes], history.started, max(history.last, history.started + 0.01), width, 0, _MOST_WORKERS
+        )
         note = f"{processes} processes, the first {count} are shown. " if processes > count else ""
         if history.seen > len(history.tasks):
             note += (

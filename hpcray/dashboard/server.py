@@ -15,10 +15,9 @@ import uvicorn
 
 from hpcray.dashboard.access import DashboardAccess
 from hpcray.dashboard.app import DashboardApp
-from hpcray.dashboard.job_pages import JobPages
+from hpcray.dashboard.job_pages import EndedJobPages, JobPages
 from hpcray.launch.tcp_peers import refuse_strangers, sum_up_refusals
 from hpcray.platform.sockets import bind_private, connect_private
-from hpcray.runtime.core_worker.core_worker import CoreWorker
 
 DASHBOARD_SOCKET = "dashboard.s"
 LOOPBACK = "127.0.0.1"
@@ -73,22 +72,32 @@ class DashboardServer:
     """Serves the dashboard of one job at a socket.
 
     Args:
-        process: it is in the job.
+        pages: of a job that runs, or of one that has ended.
+        session_dir: of the node of a job that runs; "": of one that has ended.
         sock: a Unix socket, or one of the loopback interface; it is closed at the end.
         announce: called with the token of the next browser.
         allow_actions: see `DashboardApp`.
     """
 
     def __init__(
-        self, process: CoreWorker, sock: socket.socket, announce: Callable[[str], object], allow_actions: bool
+        self,
+        pages: JobPages | EndedJobPages,
+        session_dir: str,
+        sock: socket.socket,
+        announce: Callable[[str], object],
+        allow_actions: bool,
     ) -> None:
-        self._process = process
+        self._pages = pages
         self._sock = sock
         self._access = DashboardAccess(announce)
-        self._app = DashboardApp(JobPages(process), self._access, process.session_dir, allow_actions)
+        self._app = DashboardApp(pages, self._access, session_dir, allow_actions)
 
     def run(self) -> str:
-        """Serve until the job ends, or SIGINT or SIGTERM comes. Returns why the job has ended; "" where it has not."""
+        """Serve until a job that runs ends, or SIGINT or SIGTERM comes.
+
+        Returns:
+            Why the job has ended; "" where it has not, or was not running at the start.
+        """
         config = uvicorn.Config(
             self._app, lifespan="off", access_log=False, log_config=None, timeout_keep_alive=_KEEP_ALIVE,
             timeout_graceful_shutdown=1, server_header=False, http="h11", ws="none",
@@ -108,10 +117,10 @@ class DashboardServer:
         serving = asyncio.create_task(server.serve(sockets=[self._sock]))
         self._access.open()
         try:
-            while not stop.is_set() and not serving.done() and self._process.dead is None:
+            while not stop.is_set() and not serving.done() and not self._pages.ended:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(stop.wait(), _LOOK)
-            ended = self._process.dead or ""
+            ended = self._pages.ended
             if ended and not stop.is_set():
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(stop.wait(), _LAST_WORDS)

@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpcray.history.job_history import JobHistory
+
 _MOST_SPANS, _MOST_IN_ALL, _FEWEST_SPANS = 20_000, 1_000_000, 500
 """Ended tasks that are kept: of a worker, of all together, and of a worker however many there are."""
 _MOST_WORKERS = 1024
@@ -124,6 +126,29 @@ class TaskTimeline:
             for one in chosen[offset : offset + rows]
         ]
         return {"start": start, "end": end, "total": len(chosen), "names": list(names), "workers": shown}
+
+
+def timeline_of(history: JobHistory, most: int) -> tuple[TaskTimeline, int]:
+    """The timeline of a job that has ended, of so many of its processes, the first by node and pid; and how many of
+    them have tasks that were noted."""
+    titles = {row.get("pid"): row.get("class_name", "") for row in history.actors.values()}
+    ended: dict[tuple[int, int], list[Any]] = {}
+    for row in history.tasks:
+        ended.setdefault((row.node, row.pid), []).append(
+            (row.id, row.name, row.end, round(1e6 * (row.end - row.start)), row.failed)
+        )
+    running: dict[tuple[int, int], list[Any]] = {}
+    for process, _, name, since in history.running():
+        call = {"name": name, "seconds": max(0.0, history.last - since)}
+        running.setdefault((process.node, process.pid), []).append(call)
+    known, kept = sorted({*ended, *running}), TaskTimeline()
+    for node, pid in known[:most]:
+        answer = {
+            "pid": pid, "offset": 0.0, "now": history.last, "full": False, "ended": ended.get((node, pid), ()),
+            "running": running.get((node, pid), ()),
+        }  # fmt: skip
+        kept.add(b"%d %d" % (node, pid), node, titles.get(pid, ""), answer)
+    return kept, len(known)
 
 
 def _extent(workers: Sequence[WorkerSpans]) -> tuple[float, float]:

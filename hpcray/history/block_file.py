@@ -57,6 +57,10 @@ class Damage:
     size: int = 0
     cut: bool = False
 
+    def add(self, other: Damage) -> None:
+        """Add that of another file."""
+        self.places, self.size, self.cut = self.places + other.places, self.size + other.size, self.cut or other.cut
+
 
 def blocks(data: bytes, damage: Damage, whole: bool = True) -> Iterator[bytes]:
     """The contents of the blocks of a file, in order.
@@ -119,18 +123,26 @@ class BlockWriter:
     Args:
         open_file: opens the file with this number and returns its descriptor; called in the thread. The first is 0.
         limit: bytes of a file beyond which the next one is begun.
+        gap: the content of a block that says that something could not be written; its argument is why.
         idle: called in the thread now and then, for what else may have to wait for the file system.
     """
 
-    def __init__(self, open_file: Callable[[int], int], limit: int, idle: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        open_file: Callable[[int], int],
+        limit: int,
+        idle: Callable[[], None] = lambda: None,
+        gap: Callable[[str], bytes] = lambda reason: b"",
+    ) -> None:
         self._open_file = open_file
+        self._gap = gap
         self._limit = limit
         self._idle = idle
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._ready = threading.Condition()
         self._closing = self._told = False
-        self._fd, self._number, self._written = -1, 0, 0
+        self._fd, self._number, self._written, self._whole = -1, 0, 0, 0
         self._busy_since = 0.0
         self._not_before = 0.0
         self._full_at = limit
@@ -213,8 +225,19 @@ class BlockWriter:
             self._append(b"".join(run))
         except OSError as error:
             self.lost += len(contents)
-            self._problem = self._problem or (error.strerror or str(error))
+            reason = error.strerror or str(error)
+            self._problem = self._problem or reason
             self._not_before = now + _RETRY
+            with contextlib.suppress(OSError):
+                self._say_gap(reason)
+
+    def _say_gap(self, reason: str) -> None:
+        """Give the room that the beginning of a block has taken on a full disk to the word that something is missing:
+        without it the end of the file looks like the end of the job."""
+        if self._fd >= 0 and (content := self._gap(reason)):
+            os.ftruncate(self._fd, self._whole)
+            self._written = self._whole
+            self._append(pack(content))
 
     def _next_file(self) -> None:
         if self._fd >= 0:
@@ -230,7 +253,7 @@ class BlockWriter:
             self._full_at = 0
         if self._fd < 0:
             self._fd = self._open_file(self._number)
-            self._written = os.fstat(self._fd).st_size
+            self._written = self._whole = os.fstat(self._fd).st_size
             if not self._written:
                 data = FIRST_LINE + data
         view = memoryview(data)
@@ -238,3 +261,4 @@ class BlockWriter:
             written = os.write(self._fd, view)
             self._written += written
             view = view[written:]
+        self._whole = self._written

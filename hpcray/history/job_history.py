@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +19,7 @@ from hpcray.history.records import (
     Ended,
     Figures,
     Functions,
+    Gap,
     Line,
     NodeDeath,
     Process,
@@ -87,7 +90,8 @@ class NodePart:
         began: its first record; None: its file has none. last: time of its last record, by its own clock.
         ended: it was asked to end, with this code. figures: (time, row) over time, see `NodeFigures.row`.
         functions: what has run there. partial: some runs were not seen. lost: the head has declared it dead for this.
-        damage: what could not be read of its files.
+        damage: what could not be read of its files. cut: the last block of the last one is not whole.
+        gaps: when something could not be written.
     """
 
     number: int
@@ -101,7 +105,16 @@ class NodePart:
     lost: str = ""
     lost_at: float = 0.0
     damage: Damage = field(default_factory=Damage)
+    cut: bool = False
+    gaps: list[Gap] = field(default_factory=list)
     unknown: int = 0
+
+    @property
+    def breaks_off(self) -> str:
+        """Why the end of its file may not be its own end; "" if it is."""
+        if self.gaps and self.gaps[-1].at >= self.last:
+            return f"its history could not be written any more: {self.gaps[-1].reason}"
+        return "the last block of its history is cut off, as on a full disk" if self.cut else ""
 
 
 class JobHistory:
@@ -132,10 +145,11 @@ class JobHistory:
         self.reasons: list[tuple[int, Reason]] = []
         self.lines: list[tuple[int, Line]] = []
         self.problems: list[str] = []
-        for number, names in list(run.files.items())[: None if whole else _LISTED]:
-            node = self.nodes[number] = NodePart(number)
-            for name in names if whole else names[-1:]:
-                self._read_file(node, name, whole)
+        with _without_collections():
+            for number, names in list(run.files.items())[: None if whole else _LISTED]:
+                node = self.nodes.setdefault(number, NodePart(number))  # another one may have told of its death
+                for name in names if whole else names[-1:]:
+                    self._read_file(node, name, whole)
         self.reasons.sort(key=lambda item: item[1].at)
         self.lines.sort(key=lambda item: item[1].at)
         self.tasks.sort(key=lambda row: row.end)
@@ -150,7 +164,7 @@ class JobHistory:
             self.problems.append(f"{name}: {error.strerror or error}")
             return
         for place, data in enumerate(parts):
-            damage = node.damage if whole else Damage()
+            damage = Damage()
             for content in blocks(data, damage, place == 0):
                 records, unknown = decode(content)
                 node.unknown += unknown
@@ -159,6 +173,9 @@ class JobHistory:
                         self._take(node, record)
                     else:
                         node.unknown += 1
+            node.cut = damage.cut
+            if whole:
+                node.damage.add(damage)
 
     def _ends_of(self, name: str) -> list[bytes]:
         head = self.run.read_head(name, _FIRST)
@@ -201,6 +218,8 @@ class JobHistory:
                 self.reasons.append((node.number, record))
             case Ended():
                 node.ended = node.ended or record
+            case Gap():
+                node.gaps.append(record)
 
     def _process(self, node: NodePart, proc: bytes, pid: int, kind: str) -> ProcessRow:
         known = self.processes.get(proc)
@@ -330,6 +349,9 @@ class JobHistory:
                 found.append(f"node {node.number}: {damage.places} damaged places ({damage.size} bytes) were left out")
             elif damage.cut:
                 found.append(f"node {node.number}: its last block is cut off ({damage.size} bytes)")
+            if node.gaps:
+                at, reason = clock(node.gaps[0].at), node.gaps[0].reason
+                found.append(f"node {node.number}: some records could not be written, from {at} on: {reason}")
             if node.unknown:
                 found.append(f"node {node.number}: {node.unknown} records of another version were left out")
             if node.began is None and node.number in self.run.files:
@@ -344,6 +366,19 @@ class JobHistory:
     def files(self) -> Sequence[str]:
         """Directories of log files that stay."""
         return sorted({node.began.logs for node in self.nodes.values() if node.began and node.began.logs})
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keep Python's collector from looking at a million rows again and again, in which there is no circle: that takes
+    longer than to read them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def essence(text: str) -> str:

@@ -34,6 +34,7 @@ from hpcray.history.records import (
     Ended,
     Figures,
     Functions,
+    Gap,
     Line,
     NewRecords,
     NodeDeath,
@@ -123,7 +124,10 @@ class NodeHistory(NodeExtension):
         self._pending.insert(0, began)
         self._place.open_at(context.config.history_dir, began.job, began.run)
         share = context.config.history_size // max(1, context.cluster_size)
-        self._writer = BlockWriter(self._place.open_file, max(_LEAST_FILE, share // 2), self._place.look_around)
+        self._writer = BlockWriter(
+            self._place.open_file, max(_LEAST_FILE, share // 2), self._place.look_around,
+            lambda reason: encode([Gap(time.time(), reason)]),
+        )  # fmt: skip
         self._written_at = self._account_at = now
         self._account = CoreTimeAccount(now, raylet.context.info.total.get("CPU", 0) / UNIT)
         for proc, link in raylet.router.links.items():
@@ -136,6 +140,7 @@ class NodeHistory(NodeExtension):
         if proc not in self._due:
             self._due[proc] = (self._loop.now + _FIRST_LOOK, PERIOD)
             self._add(Process(time.time(), proc, pid, kind, "joined"))
+            self._schedule(self._loop.now + _FIRST_LOOK)
 
     def process_died(self, proc: bytes, kind: str, reason: str) -> None:
         """A process of this node is gone."""
@@ -169,14 +174,17 @@ class NodeHistory(NodeExtension):
         self._add(Reason(time.time(), kind, text, proc))
         self._flush()
 
+    def leaving(self, proc: bytes) -> None:
+        """A process is to leave: it answers once more before it does."""
+        if self._writer is not None:
+            self._ask(proc)
+
     def stopping(self, code: int) -> None:
-        """The processes of this node leave: they answer once more before they do."""
+        """The processes of this node leave."""
         self._stopping = True
         if self._writer is not None:
-            for proc in self._raylet.router.links:
-                self._ask(proc)
-            self._look_at_cores(self._loop.now, always=True)
             self._look_at_node(self._loop.now, always=True)
+            self._look_at_cores(self._loop.now, always=True)
             self._look_at_cluster(self._loop.now, always=True)
         self._add(Ended(time.time(), code))
         self._flush()
@@ -238,8 +246,8 @@ class NodeHistory(NodeExtension):
                     self._ask(proc)
                     self._due[proc] = (now + period, period)  # where no answer comes
             following = min(following, self._due[proc][0])
-        self._look_at_cores(now)
         self._look_at_node(now)
+        self._look_at_cores(now)
         self._look_at_cluster(now)
         self._flush()
         if self._raylet.head is not None and now - self._written_at >= _ALIVE_PERIOD:
@@ -272,13 +280,15 @@ class NodeHistory(NodeExtension):
         used, lent = sum(cores for cores, _, _ in reserved), sum(cores for _, cores, _ in reserved)
         total = self._raylet.context.info.total.get("CPU", 0) / UNIT
         self._account.sample(now, total - used, lent, self._waiting)
+        if lent or self._waiting:
+            self._schedule(now + PERIOD)  # there is no word when a task goes on, or has got a place
         if always or (used and now - self._account_at >= _ACCOUNT_PERIOD):
             self._account_at = now
             self._add(CoreTime(time.time(), self._account.rows(now)))
 
     def _look_at_node(self, now: float, always: bool = False) -> None:
         """Note what this node uses, where that has changed."""
-        if not always and now - self._figures_at < _FIGURES_PERIOD:
+        if not always and now - self._figures_at < (PERIOD if self._waiting else _FIGURES_PERIOD):
             return
         row = self._raylet.introspection.row()
         seconds, self._figures_at = now - self._figures_at, now
@@ -533,6 +543,7 @@ class CoreTimeAccount:
         self._reserved = dict.fromkeys((ON_CPU, OFF_CPU, BETWEEN, ACTORS, UNKNOWN), 0.0)
         self._free = dict.fromkeys((BLOCKED, QUEUED, FREE), 0.0)
         self._sampled = now
+        self._seen: tuple[float, float, bool] | None = None
         self._processes: dict[bytes, _Reservation] = {}
 
     def answered(self, now: float, proc: bytes, cores: float, actor: bool, busy: float, cpu: float) -> None:
@@ -542,13 +553,13 @@ class CoreTimeAccount:
             cores: reserved for it now. actor: whether for an actor.
             busy: seconds of tasks and calls since its start, running ones included. cpu: its CPU time.
         """
-        known = self._processes.get(proc)
-        if known is not None and known.cores:
+        known = self._processes.get(proc) or _Reservation(self._began, 0.0, 0.0, 0.0, False)
+        if held := known.cores or cores:  # what has run by now, has had cores for so long
             seconds = now - known.at
             ran = min(seconds, max(0.0, busy - known.busy))
             on = min(ran, max(0.0, cpu - known.cpu))
-            self._reserved[ON_CPU] += known.cores * on
-            self._reserved[OFF_CPU] += known.cores * (ran - on)
+            self._reserved[ON_CPU] += held * on
+            self._reserved[OFF_CPU] += held * (ran - on)
             self._reserved[ACTORS if known.actor else BETWEEN] += known.cores * (seconds - ran)
         self._processes[proc] = _Reservation(now, cores, busy, cpu, actor)
 
@@ -559,15 +570,17 @@ class CoreTimeAccount:
             self._reserved[UNKNOWN] += known.cores * (now - known.at)
 
     def sample(self, now: float, free: float, lent: float, waiting: bool) -> None:
-        """Look at what is not reserved.
+        """Look at what is not reserved: half of the time since the last look was as it was then, half as it is now.
 
         Args:
             free: cores. lent: cores whose tasks are blocked in `get`. waiting: whether requests wait for resources.
         """
         seconds, self._sampled = now - self._sampled, now
-        unused = min(max(0.0, free), lent)
-        self._free[BLOCKED] += unused * seconds
-        self._free[QUEUED if waiting else FREE] += (max(0.0, free) - unused) * seconds
+        before, self._seen = self._seen, (max(0.0, free), lent, waiting)
+        for free, lent, waiting in (before or self._seen, self._seen):
+            unused = min(free, lent)
+            self._free[BLOCKED] += unused * seconds / 2
+            self._free[QUEUED if waiting else FREE] += (free - unused) * seconds / 2
 
     def rows(self, now: float) -> dict[str, float]:
         """Seconds of core time by what they were; they add up to cores × the time since the start."""

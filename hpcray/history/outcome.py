@@ -22,6 +22,17 @@ RUNNING, COMPLETED, FAILED, CANCELLED, KILLED, SILENT = (
 _SLURM_TIME = 10.0  # seconds that Slurm's commands may take
 _FRESH = 75.0  # seconds since the last sign of life for which a job of another host may live
 _SIGKILLED = 128 + 9
+_NOT_OVER = (
+    RUNNING,
+    "PENDING",
+    "CONFIGURING",
+    "COMPLETING",
+    "SUSPENDED",
+    "STOPPED",
+    "SIGNALING",
+    "STAGE_OUT",
+    "RESIZING",
+)
 _LAST_LINES = 8
 _LONGEST = 5
 _FIELDS = (
@@ -80,10 +91,12 @@ def outcome(history: JobHistory, slurm: SlurmRecord | None = None, now: float | 
         now: Unix time.
     """
     now = time.time() if now is None else now
-    state, cause, code = _by_history(history, now)
+    over = slurm is not None and slurm.state not in _NOT_OVER
+    state, cause, code = _by_history(history, now, over)
     found = Outcome(state, state, cause, code)
+    found.slurm = slurm
     if slurm is not None and slurm.state:
-        found.slurm, found.state = slurm, slurm.state
+        found.state = slurm.state
         well = slurm.state == COMPLETED
         if slurm.state not in (RUNNING, "PENDING") and state != SILENT and well != (state == COMPLETED):
             found.disagreement = f"Slurm says {slurm.state}, and the history says {state}"
@@ -92,7 +105,8 @@ def outcome(history: JobHistory, slurm: SlurmRecord | None = None, now: float | 
     return found
 
 
-def _by_history(history: JobHistory, now: float) -> tuple[str, str, int | None]:
+def _by_history(history: JobHistory, now: float, over: bool) -> tuple[str, str, int | None]:
+    """State, cause and exit code. over: Slurm says that the run is over, however lately something was heard of it."""
     ended = [node for node in history.nodes.values() if node.ended is not None]
     codes = [node.ended.code for node in ended if node.ended is not None]
     code = next((one for one in codes if one), 0) if codes else None
@@ -104,13 +118,19 @@ def _by_history(history: JobHistory, now: float) -> tuple[str, str, int | None]:
         kind = history.reasons[0][1].kind if history.reasons else ""
         if kind == "driver" or code == _SIGKILLED:
             return KILLED, f"{cause or 'the program was killed'}; nothing was heard since {clock(history.last)}", code
-        state = CANCELLED if kind in ("signal", "interrupt") else FAILED
+        state = CANCELLED if kind in ("signal", "interrupt", "drain") else FAILED
         return state, cause or f"the job ended with exit code {code}", code
+    losses = [reason for _, reason in history.reasons if reason.kind in ("head", "node")]
+    if ended and losses and code:
+        return FAILED, losses[0].text, code
     if any(_lives(node) for node in silent):
         return RUNNING, "its processes run on this host", None
     told = f"; before that: {cause}" if cause else ""
     last, here = history.last, [node for node in silent if node.began is not None and _is_here(node)]
     if here and len(here) == len(silent):
+        if (broken := next((node for node in silent if node.breaks_off), None)) is not None:
+            known = f"node {broken.number}, last record {clock(broken.last)}"
+            return SILENT, f"how it ended is not known: {broken.breaks_off} ({known}){told}", None
         number = here[0].began.pid if here[0].began is not None else 0
         return (
             KILLED,
@@ -119,7 +139,7 @@ def _by_history(history: JobHistory, now: float) -> tuple[str, str, int | None]:
             f"lack of memory, or a crash of the host; nothing was heard since {clock(last)}{told}",
             None,
         )
-    if now - last < _FRESH and not ended:
+    if now - last < _FRESH and not ended and not over:
         return RUNNING, f"it was heard of {now - last:.0f} s ago", None
     hosts = ", ".join(sorted({node.began.host for node in silent if node.began is not None})[:5])
     return (
@@ -264,8 +284,9 @@ def explain(history: JobHistory, found: Outcome) -> list[tuple[int, str]]:
         lines.append((0, f"they disagree: {found.disagreement}"))
     if (found.slurm is not None and found.slurm.state == "OUT_OF_MEMORY") or _memory_deaths(history):
         lines += [(1, text) for text in _memory_peaks(history)]
-    for number, reason in history.reasons[:_LAST_LINES]:
-        lines.append((1, f"{clock(reason.at)} node {number}: {reason.kind}: {reason.text.strip()}"))
+    told = {(number, reason.kind, reason.text): reason.at for number, reason in reversed(history.reasons)}
+    for (number, kind, text), at in [*reversed(told.items())][:_LAST_LINES]:  # each once, when it was told first
+        lines.append((1, f"{clock(at)} node {number}: {kind}: {text.strip()}"))
     for node in history.nodes.values():
         if node.lost:
             lines.append((1, f"node {node.number} was declared dead at {clock(node.lost_at)}: {node.lost}"))

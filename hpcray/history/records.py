@@ -170,8 +170,28 @@ class CoreTime(Struct, array_like=True, tag=13):
     rows: dict[str, Amount]
 
 
+class Gap(Struct, array_like=True, tag=14):
+    """Something could not be written here, for this reason: what came next is missing, up to the next record."""
+
+    at: Time
+    reason: str
+
+
 Record = Union[
-    Began, Figures, Functions, Tasks, Running, Process, Line, NodeDeath, ClusterState, Reason, Ended, Alive, CoreTime
+    Began,
+    Figures,
+    Functions,
+    Tasks,
+    Running,
+    Process,
+    Line,
+    NodeDeath,
+    ClusterState,
+    Reason,
+    Ended,
+    Alive,
+    CoreTime,
+    Gap,
 ]
 
 
@@ -240,6 +260,17 @@ class _ActorRow(TypedDict, total=False):
     name: str | None
     state: str
     reason: str | None
+    node: int | None
+    pid: int | None
+    restarts: int | None
+
+
+class _GroupRow(TypedDict, total=False):
+    name: str | None
+    state: str
+    strategy: str
+    bundles: list[dict[str, Amount]]
+    nodes: list[int]
 
 
 _Functions = dict[str, tuple[Count, Count, Count, dict[Annotated[int, msgspec.Meta(ge=0, le=1000)], Count]]]
@@ -255,6 +286,7 @@ def is_readable(record: Any) -> bool:
                 msgspec.convert(record.functions, _Functions)
             case ClusterState():
                 msgspec.convert(record.actors, dict[bytes, _ActorRow])
+                msgspec.convert(record.groups, dict[bytes, _GroupRow])
     except msgspec.ValidationError:
         return False
     return True

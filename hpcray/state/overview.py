@@ -153,7 +153,7 @@ class JobOverview:
         said = {row["node"]: row for row in report["nodes"]}
         before = {one.index: one for one in self._before.nodes} if self._before is not None else {}
         nodes = [
-            _node_use(row, said.get(row["Index"]), before.get(row["Index"]), report["latency"].get(row["Index"]))
+            node_use(row, said.get(row["Index"]), before.get(row["Index"]), report["latency"].get(row["Index"]))
             for row in rows
         ]
         now = time.time()
@@ -186,9 +186,15 @@ class JobOverview:
         ]
 
 
-def _node_use(
+def node_use(
     listed: Mapping[str, Any], row: dict[str, Any] | None, before: NodeUse | None, latency: float | None
 ) -> NodeUse:
+    """The use of a node between two samples.
+
+    Args:
+        listed: its row in the table of nodes. row: what it has said now, `NodeFigures.row`; None: nothing.
+        before: the sample before; None: amounts per second are not known. latency: see `NodeUse`.
+    """
     index, host, place = listed["Index"], listed["NodeManagerHostname"], place_of(listed["Labels"])
     use = NodeUse(index, host, listed["NodeID"], latency=latency, place=place)
     if row is None:

@@ -130,7 +130,7 @@ def _accounting(directory: Path) -> None:
     _start("slurmdbd")
     cluster = json.loads((directory / "cluster.json").read_text())["name"]
     _until(["sacctmgr", "-i", "add", "cluster", cluster], "")
-    _until(["sacctmgr", "-n", "show", "cluster"], cluster)
+    _until(["sacctmgr", "-n", "-P", "show", "cluster"], cluster)  # -P: the whole name
 
 
 def _start(*command: str) -> None:

@@ -28,7 +28,9 @@ _PAUSE = 0.25
 """Between two questions to Slurm, which take the processors from the jobs that are waited for."""
 
 
-def boot(nodes: int = 4, name: str = "test", binding: bool = False, topology: str = "") -> Cluster:
+def boot(
+    nodes: int = 4, name: str = "test", binding: bool = False, topology: str = "", accounting: bool = False
+) -> Cluster:
     """A cluster for this test run, that ends with it. Its hosts see the checkout and the virtual environment under
     paths that every user may walk, wherever they lie."""
     name = f"{name}-{os.getpid()}"
@@ -40,7 +42,9 @@ def boot(nodes: int = 4, name: str = "test", binding: bool = False, topology: st
         shared.append((os.path.realpath(libraries), f"{top}/ray"))
     if sys.base_prefix != "/usr":  # the environment's interpreter is a link to it
         shared.append((sys.base_prefix, sys.base_prefix))
-    return Cluster.up(name, nodes, shared=shared, binding=binding, owner=os.getpid(), topology=topology)
+    return Cluster.up(
+        name, nodes, shared=shared, accounting=accounting, binding=binding, owner=os.getpid(), topology=topology
+    )
 
 
 class Started(Job):

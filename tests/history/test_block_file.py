@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpcray.history.block_file import FIRST_LINE, BlockWriter, Damage, blocks, pack
-from hpcray.history.records import Began, Ended, Line, decode, encode
+from hpcray.history.records import Began, Ended, Gap, Line, decode, encode
 
 CONTENTS = [encode([Line(float(number), "INFO", f"line {number} " + "x" * (number * 40))]) for number in range(20)]
 WHOLE = FIRST_LINE + b"".join(map(pack, CONTENTS))
@@ -120,6 +120,39 @@ class TestBlockWriter:
         writer.begin_file(b"first of the next")
         writer.close(20.0)
         assert list(blocks((tmp_path / "1").read_bytes(), Damage())) == [b"first of the next"]
+
+    def test_what_a_full_disk_has_cut_off_makes_room_for_the_word_that_something_is_missing(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whatever room there was: no reader takes the end of the file for the end of the job."""
+        write, gap = os.write, encode([Gap(1.0, "no space")])
+        first = len(FIRST_LINE + pack(CONTENTS[0]))
+
+        def full(fd: int, data: bytes) -> int:
+            fits = first + room - os.fstat(fd).st_size
+            if fits <= 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(fd, data[:fits])
+
+        monkeypatch.setattr("hpcray.history.block_file.os.write", full)
+        for room in (0, 1, 5, len(pack(gap)) - 1, len(pack(gap)), 100):
+            path = tmp_path / str(room)
+
+            def opened(number: int, path: Path = path) -> int:
+                return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+            writer = BlockWriter(opened, 1 << 30, gap=lambda why: gap)
+            writer.add(CONTENTS[0])
+            deadline = time.monotonic() + 20
+            while not path.exists() or path.stat().st_size < first:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            writer.add(encode([Line(1.0, "INFO", os.urandom(400).hex())]))  # larger than the room
+            writer.close(20.0)
+            damage, data = Damage(), path.read_bytes()
+            assert list(blocks(data, damage)) == [CONTENTS[0], gap][: 1 + (room >= len(pack(gap)))]
+            assert damage.cut == (0 < room < len(pack(gap)))
+            assert writer.problem() == os.strerror(errno.ENOSPC)
 
     @pytest.mark.parametrize("size", [1 << 20])
     def test_a_file_system_that_hangs_stops_nobody(self, size: int) -> None:

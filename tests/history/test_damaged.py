@@ -14,6 +14,7 @@ import pytest
 from helpers.strangers import plant
 
 from hpcray.cli import history as commands
+from hpcray.dashboard.job_pages import EndedJobPages
 from hpcray.dashboard.report import report_page
 from hpcray.history.block_file import FIRST_LINE, Damage, blocks, pack
 from hpcray.history.job_history import JobHistory
@@ -25,6 +26,7 @@ from hpcray.history.records import (
     Ended,
     Figures,
     Functions,
+    Gap,
     Line,
     NodeDeath,
     Process,
@@ -102,8 +104,25 @@ def run_all(history: JobHistory, directory: Path) -> None:
             call(commands.print_list, kind, [], 50, as_json)
     call(commands.print_timeline, str(directory / "timeline.json"))
     call(commands.print_logs, "")
+    ask_dashboard(history)
     for redact in (False, True):
         report_page(history, outcome(history), history, redact)
+
+
+def ask_dashboard(history: JobHistory) -> None:
+    """Every question of the pages. They may refuse with the errors that are answered as such."""
+    pages = EndedJobPages(history, outcome(history))
+    window = (0.0, 0.0, 100, 0, 10)
+    for question, given in (
+        (pages.about, ()), (pages.overview, ()), (pages.history, (0.0,)), (pages.node, (0,)), (pages.node, (1,)),
+        (pages.tasks, ("",)), (pages.tasks, ("0",)), (pages.actors, ()), (pages.pids, ([0],)), (pages.objects, ("",)),
+        (pages.groups, ()), (pages.timeline, ("", *window)), (pages.stacks, ("", True)), (pages.waits, ("",)),
+        (pages.log_files, ("",)), (pages.log_search, ("", "x", "", "")), (pages.slurm, ()),
+    ):  # fmt: skip
+        try:
+            msgspec.json.encode(question(*given))
+        except ValueError as refusal:
+            assert str(refusal)
 
 
 def test_a_history_cut_at_any_byte_is_read_and_says_what_is_missing(file: Path) -> None:
@@ -174,6 +193,24 @@ def test_a_file_of_another_format_is_said_to_be_damaged(file: Path) -> None:
     file.write_bytes(b"hpcray-history 2\n" + os.urandom(1000))
     history = read(file)
     assert history.complaints()
+    run_all(history, file.parent)
+
+
+@pytest.mark.parametrize("how", ["cut", "gap"])
+def test_a_job_on_a_full_disk_is_not_said_to_have_been_killed(
+    file: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its processes are gone without a word, since there was no room for one."""
+    monkeypatch.setattr("hpcray.history.outcome.socket.gethostname", lambda: "host")
+    records = [RECORDS[0], *RECORDS[2:6]]
+    file.write_bytes(FIRST_LINE + pack(encode(records)))
+    assert outcome(read(file)).state == "KILLED"
+    more = pack(encode([Gap(AT + 9, "No space left on device")])) if how == "gap" else pack(encode(RECORDS))[:-1]
+    file.write_bytes(FIRST_LINE + pack(encode(records)) + more)
+    history = read(file)
+    found, listed = outcome(history), outcome(JobHistory(history.run, whole=False))
+    assert found.state == listed.state == "LAST_SEEN" and "how it ended is not known" in found.cause
+    assert any("could not be written" in text or "cut off" in text for text in history.complaints())
     run_all(history, file.parent)
 
 

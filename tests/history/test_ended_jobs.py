@@ -14,10 +14,18 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from helpers.dashboards import Dashboard
 from helpers.jobs import Job, embedded, on_two_nodes
 from helpers.leaks import processes_with, wait_until
+
+from hpcray.history.block_file import FIRST_LINE, Damage, blocks, pack
+from hpcray.history.job_history import JobHistory
+from hpcray.history.outcome import SlurmRecord, explain, outcome
+from hpcray.history.records import Began, Ended, NodeDeath, Reason, encode
+from hpcray.history.runs import prune, runs
 
 PROGRAM = """\
 import os, sys, time
@@ -162,9 +170,13 @@ class TestKilled:
         assert "xyzzy" not in page
         assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:|//)|@import|url\(", page)
 
-    def test_no_value_of_an_argument_or_a_variable_is_kept(self, killed: str, histories: Path) -> None:
-        from hpcray.history.block_file import Damage, blocks
+    def test_a_report_that_does_not_fit_on_the_disk_is_said_not_to(self, killed: str) -> None:
+        command = [sys.executable, "-m", "hpcray.cli", "report", "--job", killed, "/dev/full"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert "what this command writes does not fit: No space left on device" in done.stderr
 
+    def test_no_value_of_an_argument_or_a_variable_is_kept(self, killed: str, histories: Path) -> None:
         for path in histories.rglob("*.blocks"):
             content = b"".join(blocks(path.read_bytes(), Damage()))
             assert b"xyzzy" not in content
@@ -189,6 +201,37 @@ class TestKilled:
         assert 0 < node["most_memory"] < node["limit"]
         assert hpcray("stack", "--job", killed).count("endless") == 2
         hpcray("logs", "--job", killed, code=1)
+
+    def test_dashboard(self, killed: str) -> None:
+        pytest.importorskip("starlette")
+        pytest.importorskip("uvicorn")
+        with Dashboard(killed) as board:
+            board.enter()
+            about = board.ask("about")
+            assert about["session"] == killed and about["outcome"].startswith("KILLED: ") and not about["actions"]
+            overview = board.ask("overview")
+            assert {row["name"]: (row["ended"], row["failed"], row["running"]) for row in overview["functions"]} == {
+                "short": (40, 0, 0), "failing": (3, 3, 0), "Counter.count": (5, 0, 0), "endless": (0, 0, 2),
+            }  # fmt: skip
+            assert len(overview["history"]) > 10 and overview["now"]["memory_used"] > 0
+            assert any("ValueError: the planted" in line for line in overview["waiting"])
+            failed = board.ask("tasks", **{"is.state": "FAILED"})["rows"]
+            assert len(failed) == 3 and all("4711" in row["message"] for row in failed)
+            (node,) = board.ask("nodes")["rows"]
+            assert node["state"] == "ended" or node["state"].startswith("silent since")  # as the raylet was killed
+            assert board.ask("node", node=0)["processes"]
+            assert [row["class"] for row in board.ask("actors")["rows"]] == ["Counter"]
+            timeline = board.ask("timeline")
+            assert {"short", "endless", "failing"} <= set(timeline["names"])
+            assert sum("endless" in line for line in board.ask("stacks")["lines"]) == 2
+            assert board.ask("function", name="short")["times"] and board.ask("waits")["nodes"]
+            for path in ("objects", "groups", "logs/files", "logs/search", "slurm"):
+                board.ask(path)
+            for path in ("profile", "logs/piece?node=0&name=../../etc/passwd", "node?node=7"):
+                assert board.request(f"/api/{path}", board.key)[0] == 400, path
+            place = Path(board.place)
+            assert place.parent.stat().st_mode & 0o777 == 0o700
+        assert not place.parent.exists()
 
     def test_a_damaged_history_is_read_as_far_as_it_goes(self, killed: str, histories: Path) -> None:
         (path,) = histories.rglob("*.blocks")
@@ -221,6 +264,52 @@ def test_ends_of_programs(how: str, code: int, state: str, cause: str, histories
     assert f"{state}: {cause}" in hpcray("why", "--job", name)
     counts = hpcray("summary", "tasks", "--job", name)
     assert re.search(r"short +FINISHED: 40 ", counts) and re.search(r"failing +FAILED: 3 ", counts)
+
+
+SHORT = """\
+import os, signal, sys
+import hpcray as ray
+
+ray.init() if os.environ.get("HPCRAY_ADDRESS") else ray.init(num_cpus=2)
+
+
+@ray.remote
+def weigh(n):
+    if n == 7:
+        raise ValueError("negative weight")
+    return n
+
+
+@ray.remote(num_cpus=0)
+class Scale:
+    def weigh(self, n):
+        raise KeyError("no scale")
+
+
+scale = Scale.remote()
+refs = [*map(weigh.remote, range(10)), scale.weigh.remote(1)]
+ray.wait(refs, num_returns=11)
+os.kill(os.getpid(), int(sys.argv[1]))
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_job_shorter_than_a_look_is_whole_whatever_ends_its_program(
+    launched: bool, number: signal.Signals, histories: Path, tmp_path: Path
+) -> None:
+    """Of workers whose owner is gone, too: they say what they have run before they are killed."""
+    (tmp_path / "short.py").write_text(SHORT)
+    script, word = tmp_path / "short.py", str(int(number))
+    with Job([sys.executable, "-m", "hpcray", str(script), word] if launched else embedded(script, word)) as job:
+        job.wait()
+    (run,) = runs(str(histories))
+    history = JobHistory(run)
+    assert history.task_summary() == {"weigh": {"FINISHED": 9, "FAILED": 1}, "Scale.weigh": {"FAILED": 1}}
+    known = {(kind, text) for kind, text, _, _ in history.errors_by_text()}
+    assert known == {("ValueError", "negative weight"), ("KeyError", "'no scale'")}
+    assert not history.complaints() and not history.deaths()
 
 
 def test_a_report_is_written_at_the_end(histories: Path, program: Path, tmp_path: Path) -> None:
@@ -283,8 +372,6 @@ class TestWithoutAPlace:
 
 
 def test_old_histories_go(tmp_path: Path) -> None:
-    from hpcray.history.runs import prune, runs
-
     now = time.time()
     for number, days in enumerate((40, 20, 10, 0)):
         directory = tmp_path / str(number) / f"{number:016x}"
@@ -316,3 +403,40 @@ def test_of_many_jobs_that_begin_one_looks_for_old_histories(tmp_path: Path) -> 
     assert prune_if_due(str(tmp_path)) == [] and len(runs(str(tmp_path))) == 101
     os.utime(tmp_path / "pruned", (0, 0))
     assert [run.job for run in prune_if_due(str(tmp_path))] == ["100"] and len(runs(str(tmp_path))) == 100
+
+
+def written_history(place: Path, *files: list[Any]) -> JobHistory:
+    """The history of a job of Slurm, 7, by the records of its nodes."""
+    directory = place / "7" / ("0" * 15 + "7")
+    directory.mkdir(parents=True, mode=0o700)
+    for node, records in enumerate(files):
+        began = Began(100.0, "7", directory.name, node, len(files), f"host{node}", 1, 1, "", "t.py", {"CPU": 1.0},
+                      slurm={"SLURM_JOB_ID": "7"})  # fmt: skip
+        (directory / f"node-{node}.0.blocks").write_bytes(FIRST_LINE + pack(encode([began, *records])))
+    (run,) = runs(str(place))
+    return JobHistory(run)
+
+
+def test_a_node_that_was_lost_is_named_though_it_has_a_file(tmp_path: Path) -> None:
+    history = written_history(tmp_path, [NodeDeath(101.0, 1, "its host went down"), Ended(102.0, 1)], [])
+    assert history.nodes[1].lost == "its host went down" and history.nodes[1].began is not None
+    lines = [text for _, text in explain(history, outcome(history))]
+    assert any(text.startswith("node 1 was declared dead at") for text in lines), lines
+
+
+def test_the_loss_of_the_head_is_the_cause_that_the_others_give(tmp_path: Path) -> None:
+    history = written_history(tmp_path, [], [Reason(101.0, "head", "the head (node 0) died"), Ended(102.0, 1)])
+    found = outcome(history)
+    assert (found.state, found.cause) == ("FAILED", "the head (node 0) died")
+
+
+@pytest.mark.parametrize(
+    ("word", "state"), [("FAILED", "LAST_SEEN"), ("NODE_FAIL", "LAST_SEEN"), ("", "LAST_SEEN"), ("RUNNING", "RUNNING")]
+)
+def test_a_job_of_other_hosts_that_slurm_says_is_over_does_not_run(tmp_path: Path, word: str, state: str) -> None:
+    """However lately it was heard of."""
+    history = written_history(tmp_path, [], [])
+    found = outcome(history, SlurmRecord(word, f"Slurm: {word}", "scontrol"), now=105.0)
+    assert found.by_history == state and outcome(history, now=105.0).by_history == "RUNNING"
+    assert not found.disagreement
+    assert explain(history, found)[0] == (0, f"Slurm: {word}"), "also of a run after which it was requeued"

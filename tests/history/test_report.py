@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.browser import chromium, picture
+from helpers.browser import Visit, chromium, picture
+from helpers.dashboards import Dashboard
 
 from hpcray.dashboard.report import report_page
 from hpcray.history.block_file import FIRST_LINE, pack
@@ -38,11 +39,16 @@ BEGAN = 1_790_000_000.0
 def figures(share: float) -> dict[str, Any]:
     return {
         "resources": {"CPU": [4.0, 8.0]},
-        "cpu": {"job": 100 * share, "host_count": 8},
-        "memory": {"used": share * 2**34, "limit": 2**35},
-        "store": {"used": int(share * 2**30), "capacity": 2**33, "on_disk": int(share * 2**28)},
+        "cpu": {"job": 100 * share, "host_count": 8, "host_busy": 300 * share, "host_all": 800 * share},
+        "memory": {"used": int(share * 2**34), "limit": 2**35, "rss": int(share * 2**33)},
+        "store": {
+            "used": int(share * 2**30), "capacity": 2**33, "on_disk": int(share * 2**28), "objects": 3,
+            "spilled_bytes": int(share * 2**28), "loaded_bytes": 0, "pulled_bytes": int(share * 2**30), "sent_bytes": 0,
+        },
         "wire": {"sent": [10, 1000], "received": [10, 1000]},
-    }
+        "network": {"received": int(share * 2**31), "sent": int(share * 2**30)},
+        "gpus": [], "workers": {"busy": 4, "idle": 4}, "actors": 1, "waiting": 0,
+    }  # fmt: skip
 
 
 def write_history(root: Path, nodes: int, workers: int, rows: int, text: str, tasks: int = 1000) -> str:
@@ -141,6 +147,37 @@ def test_in_a_browser(tmp_path: Path) -> None:
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") != shades[1]
         page.emulate_media(media="screen", color_scheme="light")
         picture(page, "report")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["train.step", EVIL[:-2]])
+def test_the_dashboard_of_an_ended_job_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    pytest.importorskip("starlette")
+    monkeypatch.setenv("HPCRAY_HISTORY_DIR", str(tmp_path))
+    with Dashboard(write_history(tmp_path, 4, 3, 60, text), "--port", "0") as board, chromium() as browser:
+        visit = Visit(browser, f"http://{board.place}", board.links[-1])
+        banner = visit.page.locator("#banner")
+        visit.sees("Why it ended", "4 nodes", f"{text}.f0", re.compile("the program raised an exception"))
+        assert "FAILED: the program raised" in banner.inner_text() and "from its history" in banner.inner_text()
+        assert visit.page.locator("#pause").is_hidden()
+        if text == "train.step":
+            picture(visit.page, "dashboard-ended")
+        visit.click("Nodes")
+        visit.sees(f"{text}host3", "ended")
+        visit.page.get_by_role("cell", name=f"{text}host0", exact=True).click()
+        visit.sees(f"Node 0, {text}host0", "Processes", re.compile("SYSTEM_ERROR at"))
+        visit.click("Tasks")
+        visit.page.get_by_role("searchbox").first.fill("FAILED")
+        visit.page.get_by_role("cell", name="FAILED").first.click()
+        visit.sees(re.compile(re.escape(text) + r" number \d+"))
+        visit.click("Timeline")
+        visit.page.get_by_role("button", name="Zoom in").click()
+        visit.page.keyboard.press("8")
+        visit.sees("Why it ended")
+        for name in ("Actors", "Objects", "Stacks", "Logs", "Placement groups", "Slurm"):
+            visit.click(name)
+        assert "from its history" in banner.inner_text()
+        assert not visit.complaints and visit.page.locator("main script, main [onmouseover]").count() == 0
 
 
 @pytest.mark.parametrize("cut", [10, 200, 1000])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.slurm import Slurm
+from helpers.slurm import Cluster, Slurm, boot, leak_checked
+from testcluster.cluster import why_not
 
 pytestmark = pytest.mark.slurm
 
@@ -94,8 +99,121 @@ def test_time_limit_and_requeue(slurm: Slurm, histories: Path) -> None:
     slurm.said("scontrol", "requeue", job)
     slurm.wait(lambda: len(list(histories.glob(f"{job}/*"))) == 2, "a second run", 200)
     facts = slurm.finish(job, 200)
-    assert facts["JobState"] == "TIMEOUT", facts
     why = said(slurm, histories, "why", "--job", job)
-    assert "Slurm: TIMEOUT: it reached its time limit" in why, why
+    if facts["JobState"] == "TIMEOUT":
+        assert "Slurm: TIMEOUT: it reached its time limit" in why, why
+    else:  # the job has drained before, and has ended its program itself
+        assert re.search(r"history: CANCELLED: the job drains \(.*time", why), why
     earlier = min(histories.glob(f"{job}/*"), key=lambda path: path.stat().st_mtime).name
     assert "put it back into the queue" in said(slurm, histories, "why", "--job", earlier)
+
+
+ENDS = """\
+import os, signal, sys, time
+import hpcray as ray
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+how = sys.argv[1]
+ray.init()
+(other,) = (node["NodeID"] for node in ray.nodes() if node["NodeManagerHostname"] == "n2")
+
+
+@ray.remote(max_retries=0)
+def work(how):
+    if how == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if how == "memory":
+        kept = []
+        while True:
+            kept.append(bytearray(b"x" * (32 << 20)))
+            time.sleep(0.02)
+    if how in ("node", "head", "kill", "cancel"):
+        print("runs", flush=True)
+        time.sleep(600)
+    return 1
+
+
+@ray.remote
+class Model:
+    def __init__(self):
+        raise ValueError("no weights of 4711")
+
+    def step(self):
+        return 1
+
+
+if how == "actor":
+    ray.get(Model.remote().step.remote())
+if how == "raise":
+    raise RuntimeError("the planted end 815")
+if how == "exit":
+    sys.exit(7)
+if how == "program":
+    os.kill(os.getpid(), signal.SIGKILL)
+ray.get(work.options(scheduling_strategy=On(other, soft=False)).remote(how))
+"""
+PLANTED = {
+    "end": (r"COMPLETED", r"the program ended by itself, without an uncaught exception"),
+    "raise": (r"FAILED", r"the program raised an exception: RuntimeError: the planted end 815"),
+    "exit": (r"FAILED", r"the program ended with exit code 7"),
+    "actor": (r"FAILED", r"ValueError: no weights of 4711"),
+    "crash": (r"FAILED", r"node 1: worker, pid \d+, died: .*SIGSEGV"),
+    "memory": (r"FAILED", r"node 1: worker, pid \d+, died: .*memory"),
+    "node": (r"FAILED", r"node 1 was declared dead at"),
+    "head": (r"FAILED|NODE_FAIL", r"node 0"),
+    "kill": (r"FAILED|NODE_FAIL", r"nothing was heard of it since|was killed|were killed"),
+    "program": (r"FAILED", r"signal SIGKILL"),
+    "cancel": (r"CANCELLED", r"SIGTERM"),
+}
+"""Ends, by what the program is told: Slurm's word, and the cause that `hpcray why` names."""
+_number = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def accounted() -> Iterator[Cluster]:
+    """A cluster with accounting."""
+    if reason := why_not(accounting=True):
+        pytest.skip(reason)
+    found = boot(2, "accounted", accounting=True)
+    yield found
+    found.down()
+
+
+@pytest.fixture(params=["cluster", pytest.param("accounted", marks=pytest.mark.slow)])
+def either(request: pytest.FixtureRequest) -> Iterator[Slurm]:
+    """A cluster without, and one with accounting."""
+    with leak_checked(request.getfixturevalue(request.param), f"end{next(_number)}") as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["crash", "node", *(pytest.param(one, marks=pytest.mark.slow) for one in PLANTED if one not in ("crash", "node"))],
+)
+def test_the_cause_of_a_planted_end_is_named_on_the_login_host(either: Slurm, how: str) -> None:
+    slurm, histories = either, either.place / "histories"
+    limit = "export HPCRAY_MEMORY_LIMIT=700000000" if how == "memory" else ""
+    line = (
+        f"srun --mpi=pmix --ntasks-per-node=1 --kill-on-bad-exit=0 {slurm.python} -m hpcray {slurm.write(ENDS)} {how}"
+    )
+    text = f"#!/bin/bash\nexport HPCRAY_HISTORY_DIR={histories}\n{limit}\n{line}\n"
+    output = slurm.place / "job.out"
+    job = slurm.sbatch("-N", "2", "-w", "n[1-2]", "--no-requeue", "-o", output, slurm.write(text, "job.sh"))
+    if how in ("node", "head", "kill", "cancel"):
+        slurm.wait(lambda: output.exists() and "runs" in output.read_text(), f"the task of job {job}")
+    match how:
+        case "node" | "head":
+            os.kill(slurm.processes("hpcray-raylet")["n2" if how == "node" else "n1"][0], signal.SIGKILL)
+        case "kill":
+            for host in slurm.processes():
+                slurm.kill(host)
+        case "cancel":
+            slurm.said("scancel", job)
+    slurm.finish(job)
+    state, cause = PLANTED[how]
+    said_state = re.search(rf"^{job} .*", said(slurm, histories, "jobs"), re.M)
+    why = said(slurm, histories, "why", "--job", job)
+    print(said_state and said_state[0])
+    print(why)
+    assert said_state is not None and re.search(state, said_state[0]), said_state
+    assert re.search(cause, why), why

@@ -159,6 +159,7 @@ class LeaseTable:
                 self.cancel(allocation)
         for allocation in list(self.by_holder.get(holder, {}).values()):
             self._end_lease(allocation)
+            allocation.kill_reason = "the process that had its lease has ended"
             self._kill_worker(allocation, out)
 
     def kill_actor(self, actor: bytes, no_restart: bool, reason: str, out: list[Effect]) -> None:

@@ -192,8 +192,7 @@ def forget_node(raylet: Raylet, control: ControlTransport | None, data: DataPlan
     raylet.neighbor_dirs.pop(node, None)
     raylet.loop.last_heard.pop(node, None)
     raylet.router.lose_node(node, reason, died.kept_at)
-    for extension in raylet.events.extensions:
-        extension.node_died(node, reason)
+    raylet.events.inform(lambda extension: extension.node_died(node, reason))
     if raylet.head is not None:
         raylet.apply(raylet.head.node_died(now, node, reason))
     raylet.apply(raylet.lease_manager.node_died(now, node))
@@ -627,8 +626,7 @@ class ClusterMember:
         self._session.publish(context.info, context.cluster_size, end)
         self.came_up = True
         self.drain.came_up()
-        for extension in self._raylet.events.extensions:
-            extension.came_up(self._session.name)
+        self._raylet.events.inform(lambda extension: extension.came_up(self._session.name))
         self._on_up()
 
     def _start_failed(self, reason: str) -> None:

@@ -412,8 +412,7 @@ class _NodeServer:
             for child in self._observers:
                 child.stop()
             cluster.close()
-            for extension in self._raylet.events.extensions:
-                extension.close()
+            self._raylet.events.inform(lambda extension: extension.close())
             loop.close()
             self._raylet.spill_io.close()
             node.template.close()

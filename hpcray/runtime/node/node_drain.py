@@ -257,7 +257,8 @@ class NodeDrain:
     def announce(self, effect: drain.Announce) -> None:
         """Send Drain to all nodes."""
         raylet = self._raylet
-        raylet.log(f"the job drains ({effect.reason}): {effect.seconds:.0f} s are left, nothing new is started")
+        raylet.log(text := f"the job drains ({effect.reason}): {effect.seconds:.0f} s are left, nothing new is started")
+        raylet.events.explain_end("drain", text)
         nodes = sorted(self._head.resources.nodes)
         for node in nodes:
             raylet.router.send(raylet_of(node), m.Drain(effect.reason, effect.seconds))

@@ -53,6 +53,9 @@ class NodeExtension:
     def stopping(self, code: int) -> None:
         """The processes of this node are about to be asked to leave. code: the job's exit code."""
 
+    def leaving(self, proc: bytes) -> None:
+        """A process of this node is about to be asked to leave: what it is sent now, it reads before that."""
+
     def close(self) -> None:
         """The raylet's loop has ended."""
 
@@ -85,8 +88,12 @@ class NodeEventLog:
 
     def printed(self, text: str) -> None:
         """Pass on that the raylet prints a line."""
+        self.inform(lambda extension: extension.printed(self._severity, text))
+
+    def inform(self, event: Callable[[NodeExtension], object]) -> None:
+        """Call a method of all features."""
         for extension in self.extensions:
-            extension.printed(self._severity, text)
+            event(extension)
 
     def explain_end(self, kind: str, text: str, proc: bytes = b"") -> None:
         """Note why the job ends, or is about to end: the one place for such reasons. Nothing is printed.
@@ -98,8 +105,7 @@ class NodeEventLog:
             text: the reason as a sentence, with what is known of where and when.
             proc: the process that knows it; b"": the raylet.
         """
-        for extension in self.extensions:
-            extension.end_explained(kind, text, proc)
+        self.inform(lambda extension: extension.end_explained(kind, text, proc))
 
     def rows(self) -> list[dict[str, Any]]:
         """The events, oldest first; "time" is Unix time."""

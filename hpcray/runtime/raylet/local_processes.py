@@ -26,6 +26,7 @@ from hpcray.runtime.raylet.router import Router
 
 _REPORT_GRACE = 1.0
 """Seconds that a worker which closed its connection has to end before it is killed."""
+_LAST_WORDS = 0.25  # seconds from the request to a worker that is not needed any more to its SIGKILL
 _REFUSAL_REPORT_INTERVAL = 10.0
 
 
@@ -71,8 +72,11 @@ class ProcessEvents(Protocol):
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process is gone; `peers`: processes and raylets it exchanged frames with through this raylet."""
 
-    def leaving(self, code: int) -> None:
+    def stopping(self, code: int) -> None:
         """The processes of this node are about to be asked to leave."""
+
+    def leaving(self, proc: bytes) -> None:
+        """A process is about to be asked to leave."""
 
     def explain_sigkill(self) -> str:
         """Return why a worker may have got a SIGKILL that this raylet did not send; "" if that is not known."""
@@ -155,19 +159,20 @@ class LocalProcesses:
         self._watch_template()
 
     def kill(self, proc: bytes, reason: str = "") -> None:
-        """Send SIGKILL to a worker. reason: of its death; "": the signal."""
-        number = number_of(proc)
-        if reason and number in self._workers:
-            self._killed.setdefault(number, reason)
-        self._template.kill(number)
-        self._watch_template()
+        """Send SIGKILL to a worker. reason: of its death; "": its work is not needed any more, and it has a moment
+        in which to say what it has run."""
+        if not reason and proc in self._router.links:
+            self._ask_to_leave(proc, 1)
+            self._loop.call_at(self._loop.now + _LAST_WORDS, lambda: self._kill(number_of(proc), ""))
+        else:
+            self._kill(number_of(proc), reason)
 
     def ask_to_leave(self, code: int) -> None:
         """Send Exit to every process, also to those that connect later."""
         self.stopping = True
-        self._events.leaving(code)
+        self._events.stopping(code)
         for proc in self._router.links:
-            self._router.send(proc, Exit(code))
+            self._ask_to_leave(proc, code)
 
     def hello(self, link: LocalSocket, hello: Hello) -> None:
         """Handle the first message of a new connection."""
@@ -195,7 +200,7 @@ class LocalProcesses:
             self._report_death(link.proc, link.kind, reason, link.peers)
         elif number in self._workers:
             link.closing = True
-            self._loop.call_at(self._loop.now + _REPORT_GRACE, lambda: self._kill_disconnected(number, reason))
+            self._loop.call_at(self._loop.now + _REPORT_GRACE, lambda: self._kill(number, reason))
 
     def stop_template(self) -> None:
         """Have the template kill the processes that are left, clean up and end."""
@@ -270,9 +275,14 @@ class LocalProcesses:
             reason = "it could not start a thread; hint: ulimit -u, or the cgroup's pids.max"
         self._report_death(proc, WORKER, reason, link.peers if link is not None else set())
 
-    def _kill_disconnected(self, number: int, reason: str) -> None:
+    def _ask_to_leave(self, proc: bytes, code: int) -> None:
+        self._events.leaving(proc)
+        self._router.send(proc, Exit(code))
+
+    def _kill(self, number: int, reason: str) -> None:
         if number in self._workers:
-            self._killed[number] = reason
+            if reason:
+                self._killed.setdefault(number, reason)
             self._template.kill(number)
             self._watch_template()
 

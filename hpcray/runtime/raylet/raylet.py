@@ -275,18 +275,18 @@ class Raylet:
     def joined(self, proc: bytes, kind: str, pid: int) -> None:
         self.apply(self.lease_manager.process_joined(self.loop.now, proc, kind, pid))
         self._events.process_joined(proc)
-        for extension in self.events.extensions:
-            extension.process_joined(proc, kind, pid)
+        self.events.inform(lambda extension: extension.process_joined(proc, kind, pid))
 
-    def leaving(self, code: int) -> None:
-        for extension in self.events.extensions:
-            extension.stopping(code)
+    def stopping(self, code: int) -> None:
+        self.events.inform(lambda extension: extension.stopping(code))
+
+    def leaving(self, proc: bytes) -> None:
+        self.events.inform(lambda extension: extension.leaving(proc))
 
     def died(self, proc: bytes, kind: str, reason: str, peers: set[bytes]) -> None:
         """A process of this node is gone: report it to the cores, and to all that exchanged frames with it."""
         self.frames.process_died(proc)
-        for extension in self.events.extensions:
-            extension.process_died(proc, kind, reason)
+        self.events.inform(lambda extension: extension.process_died(proc, kind, reason))
         if self.processes.stopping:
             self._events.process_died()  # all processes of the node end
             return
@@ -361,8 +361,7 @@ class Raylet:
         return _NOTHING
 
     def _on_last_figures(self, now: float, src: bytes, msg: m.LastFigures) -> Iterable[Any]:
-        for extension in self.events.extensions:
-            extension.last_figures(src, msg.figures)
+        self.events.inform(lambda extension: extension.last_figures(src, msg.figures))
         return self.introspection.on_last_figures(now, src, msg)
 
     def _on_end_reason(self, now: float, src: bytes, msg: m.EndReason) -> Iterable[Any]:

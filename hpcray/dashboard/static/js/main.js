@@ -55,11 +55,11 @@ class Shown {
   poll(call, interval = INTERVAL) {
     let busy = false;
     const run = async (first) => {
-      if (busy || ended || !this.open || (!first && (paused || document.hidden))) return;
+      if (busy || ended || !this.open || (!first && (paused || document.hidden || about.outcome))) return;
       busy = true;
       try {
         await call();
-        if (!ended) banner("");
+        if (!ended) banner(about.outcome || "", true);
       } catch (error) {
         if (this.open) failed(error);
       } finally {
@@ -170,6 +170,7 @@ async function start() {
   };
   clock();
   setInterval(clock, 1000);
+  if (about.outcome) $("pause").hidden = true; // nothing changes any more
   addEventListener("hashchange", route);
   route();
 }

@@ -81,7 +81,7 @@ export function flame(shown) {
   shown.element.append(h("h1", {}, "Stacks"), h("div", { className: "bar" }, seconds, what, sample, nodesInput(shown, (wanted) => {
     nodes = wanted;
     again();
-  })), stage, said, limits, h("h2", {}, "Now"), h("div", { className: "bar" }, h("label", {}, all, " hpcray's own threads too")), text, note);
+  })), stage, said, limits, h("h2", {}, shown.about.outcome ? "At the end" : "Now"), h("div", { className: "bar" }, h("label", {}, all, " hpcray's own threads too")), text, note);
   const again = shown.poll(async () => {
     const found = await ask("stacks", { nodes, all: all.checked ? 1 : "" });
     show(text, found.lines.join("\n"));

@@ -7,7 +7,7 @@ import { functionTable } from "./overview.js";
 const COLUMNS = [
   { key: "node", title: "node", right: true },
   { key: "host", title: "host" },
-  { key: "state", title: "state", show: (row) => h("span", { className: row.state === "alive" ? "good" : "bad" }, row.state) },
+  { key: "state", title: "state", show: (row) => h("span", { className: ["alive", "ended"].includes(row.state) ? "good" : "bad" }, row.state) },
   { key: "cpu", title: "CPU", show: (row) => meter(row.cpu, percent(row.cpu)) },
   { key: "cores", title: "cores of the job", right: true, show: (row) => number(row.cores) },
   { key: "memory", title: "memory", show: (row) => meter(row.memory, `${bytes(row.memory_used)} of ${bytes(row.memory_limit)}`) },

@@ -78,13 +78,13 @@ export function overview(shown) {
       found.partial ? " Some runs had been forgotten before the first look: numbers of runs are lower bounds." : "");
     const { alive, silent, dead, problems } = found.nodes;
     const actors = Object.entries(found.actors).map(([state, amount]) => `${count(amount)} ${state}`).join(", ");
-    show(nodes, h("p", {}, h("a", { href: "#/nodes" }, `${count(alive)} nodes`), " answer",
-      silent ? h("span", { className: "warn" }, `, ${silent} do not`) : "", dead ? h("span", { className: "bad" }, `, ${dead} are dead`) : "",
-      `; the head is node ${found.head}. Workers: `, Object.entries(found.now.workers).filter(([, amount]) => amount).map(([state, amount]) => `${count(amount)} ${state}`).join(", ") || "none",
+    show(nodes, h("p", {}, h("a", { href: "#/nodes" }, `${count(alive)} nodes`), shown.about.outcome ? " until the end" : " answer",
+      silent ? h("span", { className: "warn" }, `, ${silent} do not`) : "", dead ? h("span", { className: "bad" }, `, ${dead} ${shown.about.outcome ? "were lost" : "are dead"}`) : "",
+      `; the head ${shown.about.outcome ? "was" : "is"} node ${found.head}. Workers: `, Object.entries(found.now.workers).filter(([, amount]) => amount).map(([state, amount]) => `${count(amount)} ${state}`).join(", ") || "none",
       ". ", h("a", { href: "#/actors" }, "Actors"), `: ${actors || "none"}.`),
     problems.map((one) => h("p", { className: "bad" }, `node ${one.node} (${one.host}): ${one.problem}`)),
-    found.waiting.length ? [h("h2", {}, "Waiting"), h("pre", {}, found.waiting.join("\n")),
-      h("p", {}, h("a", { href: "#/waits" }, "Who waits for what"))] : "");
+    found.waiting.length ? [h("h2", {}, shown.about.outcome ? "Why it ended" : "Waiting"), h("pre", {}, found.waiting.join("\n")),
+      shown.about.outcome ? "" : h("p", {}, h("a", { href: "#/waits" }, "Who waits for what"))] : "");
     const rows = Object.entries(found.now.resources).map(([name, [used, total]]) => {
       const text = name.includes("memory") ? bytes : number;
       return h("tr", {}, h("td", {}, name), h("td", {}, meter(share(used, total), `${text(used)} of ${text(total)}`)));

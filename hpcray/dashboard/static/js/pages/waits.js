@@ -51,7 +51,7 @@ export function waits(shown) {
     last = text;
     show(note, found.note, found.more ? ` ${found.more} lines more are not shown.` : "");
   }, 4000);
-  shown.element.append(h("h1", {}, "Who waits for what"), h("div", { className: "bar" }, nodesInput(shown, (text) => {
+  shown.element.append(h("h1", {}, shown.about.outcome ? "Why it ended" : "Who waits for what"), h("div", { className: "bar" }, nodesInput(shown, (text) => {
     nodes = text;
     again();
   })), stage, note);
