@@ -219,7 +219,7 @@ def prune(root: str, now: float | None = None, age: float = MOST_AGE, size: int 
 
 
 def prune_if_due(root: str, now: float | None = None) -> list[Run]:
-    """Remove histories as `prune` does, unless there are many histories and some job has done so lately; return what was removed."""
+    """Remove histories as `prune` does, unless there are many and some job has done so lately; return those removed."""
     now = time.time() if now is None else now
     with PrivateDirectory.open(root) as directory:
         if len(directory.names()) >= _MANY:
