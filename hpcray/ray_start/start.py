@@ -52,6 +52,7 @@ from hpcray.ray_start.surroundings import (
     absent_devices,
     dies_with_step,
     is_in_step,
+    is_loopback,
     offered_cpus,
     own_allocation,
     own_cgroups,
@@ -149,10 +150,11 @@ class StartRequest:
 
 
 def _ip_of(given: str) -> str:
-    """The address that --node-ip-address means: a name stands for its address, the loopback for this host's."""
+    """The address that --node-ip-address means: a name stands for its address, the loopback, and 0.0.0.0, for this
+    host's."""
     if not given:
         return ""
-    if given == "localhost" or given.startswith("127."):
+    if is_loopback(given):
         return node_ip_address()
     if given.replace(".", "").isdigit() or ":" in given:
         return given
@@ -218,7 +220,9 @@ class NodeStart:
         cluster = self._cluster
         assert cluster is not None
         with KeeperSignals() as received:
-            self._call = msgspec.structs.replace(self._call, state=UP, cluster=cluster.ident)
+            self._call = msgspec.structs.replace(
+                self._call, state=UP, cluster=cluster.ident, session_dir=node.session_dir
+            )
             registry.write_call(self._call)
             self._files.point_here(cluster.name)
             sweeper = Sweeper(partial(self._sweep, node.session_dir)) if self._block else None

@@ -205,7 +205,8 @@ def test_a_request_describes_its_node() -> None:
     assert (node.num_cpus, node.num_gpus, node.memory, node.node_name) == (2.0, 1.0, 5, "x")
     assert node.config["object_store_memory"] == 1 << 27 and node.config["elastic"] and not node.distributed
     assert request(head=True, node_ip_address="10.88.0.1").node.address == "10.88.0.1"
-    assert request(head=True, node_ip_address="localhost").node.address == node_ip_address()
+    for given in ("localhost", "0.0.0.0", "::1"):
+        assert request(head=True, node_ip_address=given).node.address == node_ip_address()
 
 
 def test_the_longest_wait_counts() -> None:
