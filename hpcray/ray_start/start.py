@@ -35,7 +35,7 @@ from hpcray.ray_start.clusters import (
 )
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import Bell, HeadSearch
-from hpcray.ray_start.keeper import KeeperSignals, Sweeper, default_signals, keep_node
+from hpcray.ray_start.keeper import Door, KeeperSignals, Sweeper, default_signals, keep_node
 from hpcray.ray_start.order import END_NOTE
 from hpcray.ray_start.registry import (
     FAILED,
@@ -228,6 +228,7 @@ class NodeStart:
             sweeper = Sweeper(partial(self._sweep, node.session_dir)) if self._block else None
             guard = self._guard(node.session_dir)
             watch = AllocationWatch(request.allocation) if request.allocation else None
+            door = Door(self._call.ident, node.session_dir)
             try:
                 if guard is not None and self._in_step:
                     guard.await_begun()
@@ -235,6 +236,7 @@ class NodeStart:
                     return keep_node(node, received, self._bell, watch, self._log)
                 return node.leave()
             finally:
+                door.close()
                 node.leave()
                 if watch is not None:
                     watch.close()

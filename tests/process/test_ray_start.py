@@ -450,9 +450,21 @@ def test_the_address_of_a_node_is_the_given_one_and_a_tmpdir_of_its_own_hides_it
     )
     other = shell.tmp / "of-the-step"
     other.mkdir(mode=0o700)
+    here = shell.place / "here"
+    here.mkdir()
+    (here / "here").write_text("in the working directory")
     shell.ray("start", "--head", "--num-cpus=1", "--node-ip-address=10.1.2.3", HPCRAY_TMPDIR=str(other))
     assert "['10.1.2.3'] 1.0\n10.1.2.3" in shell.program(text=text)
     assert "Active:" in shell.ray("status")
+    # As in another container of the same host: its files are not to be seen, and so the command comes to the node.
+    (call,) = (shell.place / "clusters").glob("*.call")
+    true = call.read_bytes()
+    call.write_bytes(true.replace(str(other).encode(), b"/nowhere"))
+    shell.ray("status", code=1, HPCRAY_ENTERED_JOB="node")
+    assert "Active:" in shell.ray("status")
+    submit = ("job", "submit", "--address=http://localhost:8265", "--working-dir", str(here), "--", "cat", "here")
+    assert "in the working directory" in shell.ray(*submit)
+    call.write_bytes(true)
     assert "Stopped all 1 Ray node." in shell.ray("stop")
     other.rmdir()
 
