@@ -157,7 +157,7 @@ _CALL_WITHIN = 5.0
 
 
 class Door:
-    """Where commands come in. `close` it when the node has ended.
+    """The listener for commands that come in. `close` it when the node has ended.
 
     Args:
         ident: of the command that holds the node.
@@ -167,9 +167,10 @@ class Door:
     def __init__(self, ident: str, session_dir: str) -> None:
         self._session_dir = session_dir
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.bind(_door_name(ident))
-        self._socket.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
+        with contextlib.suppress(OSError):  # a system without such names does without the door
+            self._socket.bind(_door_name(ident))
+            self._socket.listen()
+            threading.Thread(target=self._serve, daemon=True).start()
 
     def close(self) -> None:
         """Let no more in."""
