@@ -16,7 +16,7 @@ import click
 
 from hpcray.cli import json_option, print_json, print_record, typed
 from hpcray.cli.job_option import errors_as_messages, without_options
-from hpcray.cli.slurm_entry import enter_slurm_job, slurm_job_on
+from hpcray.cli.slurm_entry import enter_hidden_node, enter_slurm_job, slurm_job_on
 from hpcray.common.config import parse_size
 from hpcray.common.exceptions import RayError
 from hpcray.common.terminal_text import plain
@@ -59,6 +59,7 @@ def _command(function: Callable[..., None]) -> click.Command:
             try:
                 client = JobSubmissionClient(address, headers=_headers(headers), verify=_bool_or_path(verify))
             except NoRunningJobError:
+                enter_hidden_node(address, without_options(sys.argv[sys.argv.index("job") :], "--address"))
                 if address is not None and (found := slurm_job_on(address)):
                     _enter_slurm_job(*found)
                 raise

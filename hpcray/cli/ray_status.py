@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 
 import click
 
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.processes.running_jobs import NoRunningJobError, SeveralRunningJobsError, find_running_job, running_jobs
 from hpcray.ray_start.clusters import SeveralClustersError
-from hpcray.ray_start.lookup import head_elsewhere, session_here
+from hpcray.ray_start.lookup import head_elsewhere, hidden_node, session_here
 from hpcray.ray_start.order import unexpected_ends
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.cluster_status import JobAsker, cluster_status, show_status
@@ -76,6 +77,7 @@ def _cluster(address: str | None) -> str:
             try:
                 return session_here("auto") or find_running_job()
             except NoRunningJobError:
+                _ask_in_container(wanted)
                 if os.environ.get("SLURM_JOB_ID"):
                     raise
                 wanted = "auto"  # on a login host
@@ -89,6 +91,7 @@ def _cluster(address: str | None) -> str:
 
                 return find_cluster(wanted, parts)
             except NoRunningJobError:
+                _ask_in_container(wanted)
                 _ask_on_head(wanted)
                 raise
     except NoRunningJobError as error:
@@ -98,6 +101,15 @@ def _cluster(address: str | None) -> str:
     from hpcray.cli.job_option import session_directory
 
     return session_directory(wanted)
+
+
+def _ask_in_container(address: str) -> None:
+    """Run the command again at a node of this host whose files are in another container."""
+    if hidden_node(address):
+        from hpcray.cli.job_option import without_options
+        from hpcray.cli.slurm_entry import enter_hidden_node
+
+        enter_hidden_node(address, without_options(sys.argv[1:], "--address", "--job"))
 
 
 def _ask_on_head(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import shutil
@@ -17,12 +18,14 @@ from typing import NoReturn
 
 import click
 
+from hpcray.common.exceptions import StartupError
 from hpcray.common.terminal_text import plain
 from hpcray.history.runs import JobNames, jobs_meant
 from hpcray.jobs.batch_queues import ActiveJob, active_jobs
 from hpcray.platform.allocation import expand_nodes
 from hpcray.platform.launcher_environment import outside_of_job
 from hpcray.platform.process_control import code_line, die_with_parent, module_line
+from hpcray.ray_start.lookup import hidden_node
 from hpcray.ray_start.surroundings import addresses_of, parse_cluster_address
 
 ENTERED = "HPCRAY_ENTERED_JOB"
@@ -92,6 +95,25 @@ def slurm_job_on(address: str) -> tuple[str, str] | None:
             if not wanted.isdisjoint({node, *addresses_of(node)}):
                 return job.job_id, node
     return None
+
+
+def enter_hidden_node(address: str | None, words: Sequence[str]) -> None:
+    """Run the same command at a node of this host whose files are in another container, and end with its exit code.
+    Returns where no such node is meant.
+
+    Args:
+        address: of the cluster, as the user gave it; None: what the variables say.
+        words: of the command line of `ray`, without the address.
+    """
+    if os.environ.get(ENTERED):
+        return
+    with contextlib.suppress(ConnectionError, StartupError, ValueError):
+        if ident := hidden_node(address or "auto"):
+            from hpcray.ray_start.keeper import run_in_node  # few commands come here
+
+            environ = {name: text for name, text in os.environ.items() if name not in _ADDRESSES}
+            with contextlib.suppress(OSError):  # it has just ended
+                sys.exit(run_in_node(ident, words, {**environ, ENTERED: "node"}))
 
 
 def enter_slurm_job(

@@ -7,14 +7,20 @@ end, who rings at the bell.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import select
 import signal
+import socket
+import subprocess
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 
-from hpcray.platform.process_control import set_process_name
+from hpcray.platform.process_control import module_line, set_process_name
+from hpcray.platform.session_directory import ADDRESS
+from hpcray.platform.sockets import is_same_user
 from hpcray.processes.bootstrap import NodeChild
 from hpcray.ray_start.allocation_watch import SWEEP, SWEEP_CHECK, AllocationWatch
 from hpcray.ray_start.head_search import Bell
@@ -138,6 +144,123 @@ def keep_node(
     if asked:
         return 0 if stopped else 128 + asked
     return code
+
+
+# ------------------------------------------------------------ door
+# A command in another container of this host does not see the files of the node, nor its sockets in them. A socket that
+# has a name in no file system leads it here, where the same command runs again in its place, as on another host a step
+# of Slurm's would be. Both sides let no other user speak.
+
+_OF_CONTAINER = ("TMPDIR", "HPCRAY_TMPDIR", "RAY_TMPDIR")
+_LONGEST_CALL = 1 << 20
+_CALL_WITHIN = 5.0
+
+
+class Door:
+    """The listener for commands that come in. `close` it when the node has ended.
+
+    Args:
+        ident: of the command that holds the node.
+        session_dir: of the node.
+    """
+
+    def __init__(self, ident: str, session_dir: str) -> None:
+        self._session_dir = session_dir
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.suppress(OSError):  # a system without such names does without the door
+            self._socket.bind(_door_name(ident))
+            self._socket.listen()
+            threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        """Let no more in."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                line = self._socket.accept()[0]
+            except OSError:
+                return
+            if _is_own(line):
+                threading.Thread(target=self._answer, args=(line,), daemon=True).start()
+            else:
+                line.close()
+
+    def _answer(self, line: socket.socket) -> None:
+        fds: list[int] = []
+        with line, contextlib.suppress(OSError, ValueError, EOFError):
+            line.settimeout(_CALL_WITHIN)
+            size, fds, _, _ = socket.recv_fds(line, 8, 3)
+            words, environ, place = json.loads(_receive(line, int.from_bytes(size, "big")))
+            environ = {name: text for name, text in environ.items() if name not in _OF_CONTAINER}
+            environ |= {name: os.environ[name] for name in _OF_CONTAINER if name in os.environ}
+            environ |= {"RAY_ADDRESS": self._session_dir, ADDRESS: self._session_dir}
+            stdin, stdout, stderr = fds
+            command = subprocess.Popen(
+                module_line("hpcray.cli.ray", *words), stdin=stdin, stdout=stdout, stderr=stderr, env=environ,
+                cwd=place if os.path.isdir(place) else "/",
+            )  # fmt: skip
+            ended = os.pidfd_open(command.pid)
+            try:
+                poll = select.poll()
+                for fd in (ended, line.fileno()):
+                    poll.register(fd, select.POLLIN)
+                if line.fileno() in dict(poll.poll()):
+                    command.terminate()  # nobody waits for it
+            finally:
+                os.close(ended)
+            line.sendall(bytes([command.wait() & 255]))
+        for fd in fds:
+            os.close(fd)
+
+
+def run_in_node(ident: str, words: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a command of `ray`'s at the node that another command holds on this host, and return its exit code.
+
+    Args:
+        ident: of the command that holds it.
+        words: of the command line.
+        environ: the variables that it gets; those that name directories and addresses are the node's own.
+
+    Raises:
+        OSError: it is not there, or is not of this user.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.settimeout(_CALL_WITHIN)  # another user who listens there, and lets nobody in, is not waited for
+        line.connect(_door_name(ident))
+        if not _is_own(line):
+            raise PermissionError("another user listens there")
+        line.settimeout(None)
+        text = json.dumps([list(words), dict(environ), os.getcwd()]).encode()
+        socket.send_fds(line, [len(text).to_bytes(8, "big")], [0, 1, 2])
+        line.sendall(text)
+        code = line.recv(1)
+        return code[0] if code else 1
+
+
+def _is_own(line: socket.socket) -> bool:
+    """True if the peer belongs to this user. Where a container has no number for this user, all users look alike."""
+    with open("/proc/sys/kernel/overflowuid", encoding="ascii") as file:
+        return os.getuid() != int(file.read()) and is_same_user(line)
+
+
+def _door_name(ident: str) -> str:
+    return f"\0hpcray-{ident}"
+
+
+def _receive(line: socket.socket, size: int) -> bytes:
+    if size > _LONGEST_CALL:
+        raise ValueError(f"{size} bytes are no command line")
+    found = b""
+    while len(found) < size:
+        piece = line.recv(size - len(found))
+        if not piece:
+            raise EOFError
+        found += piece
+    return found
 
 
 class Sweeper:

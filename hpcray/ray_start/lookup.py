@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping
 
@@ -143,6 +144,24 @@ def is_started(session_dir: str, environ: Mapping[str, str] | None = None) -> bo
     """Return True if a node of this host is of a started cluster, so that only its own name means it."""
     nodes = nodes_here(os.environ if environ is None else environ)
     return any(node.session_dir == session_dir for node in nodes)
+
+
+def hidden_node(address: str, environ: Mapping[str, str] | None = None) -> str:
+    """The ident of the command that holds a node on this host of the started cluster that an address means, where that
+    node's files are not to be seen from here, as from another container; "" for none."""
+    environ = os.environ if environ is None else environ
+    asked = _asked(address, environ)
+    seen = look(asked, environ)
+    hidden = [
+        call
+        for call in seen.calls
+        if call.session_dir and call.host == socket.gethostname() and call.ident not in seen.gone
+        if not os.path.exists(call.session_dir)
+    ]
+    if asked.name is not None:
+        meant = [cluster.ident for cluster in clusters_named(asked.name, seen.known, seen.asker)]
+        hidden = [call for call in hidden if call.cluster in meant]
+    return hidden[0].ident if hidden and len({call.cluster for call in hidden}) == 1 else ""
 
 
 def head_elsewhere(address: str, environ: Mapping[str, str] | None = None) -> tuple[str, str]:

@@ -62,6 +62,7 @@ class StartCall(msgspec.Struct, frozen=True, kw_only=True):
         reason: why it has failed.
         cluster: `ident` of its cluster, once it is known.
         in_step: whether Slurm kills it at the end of its step.
+        session_dir: of its node, once that is up.
     """
 
     ident: str
@@ -76,6 +77,7 @@ class StartCall(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     cluster: str = ""
     in_step: bool = False
+    session_dir: str = ""
 
     def is_gone(self) -> bool:
         """True if the process has ended, as far as that can be seen from this host."""
@@ -147,6 +149,16 @@ class Registry:
             return found
         host = socket.gethostname()
         return [call for call in found if call.host == host and call.state != FAILED and not call.is_gone()]
+
+    def sessions_here(self) -> list[str]:
+        """The session directories of this host's nodes, as their commands have noted them.
+
+        Raises:
+            StartupError: the directory cannot be used.
+        """
+        here = (socket.gethostname(), machine_id())
+        calls = [call for _, call in self._files(_CALL, StartCall) if (call.host, call.machine) == here]
+        return [call.session_dir for call in calls if call.session_dir and not call.is_gone()]
 
     def _files(self, ending: str, kind: type[msgspec.Struct]) -> Iterable[tuple[str, Any]]:
         if not os.path.isdir(self.path):
@@ -241,8 +253,12 @@ def publish_node(node: StartedNode) -> None:
 
 
 def nodes_here(environ: Mapping[str, str]) -> list[StartedNode]:
-    """The started nodes of this user on this host, the cluster that came last first."""
-    return [node for info in live_sessions(environ) if (node := _read_node(info.path)) is not None]
+    """The started nodes of this user on this host, the cluster that came last first; at last those that lie in another
+    temporary directory, as where a step, but not the batch script, has a TMPDIR of its own."""
+    found = [info.path for info in live_sessions(environ)]
+    with contextlib.suppress(StartupError):
+        found += [path for path in Registry(environ).sessions_here() if path not in found]
+    return [node for path in found if (node := _read_node(path)) is not None]
 
 
 def _read_node(session_dir: str) -> StartedNode | None:

@@ -35,7 +35,7 @@ from hpcray.ray_start.clusters import (
 )
 from hpcray.ray_start.flags import parse_resources, parse_start_labels, without_meaning
 from hpcray.ray_start.head_search import Bell, HeadSearch
-from hpcray.ray_start.keeper import KeeperSignals, Sweeper, default_signals, keep_node
+from hpcray.ray_start.keeper import Door, KeeperSignals, Sweeper, default_signals, keep_node
 from hpcray.ray_start.order import END_NOTE
 from hpcray.ray_start.registry import (
     FAILED,
@@ -52,6 +52,7 @@ from hpcray.ray_start.surroundings import (
     absent_devices,
     dies_with_step,
     is_in_step,
+    is_loopback,
     offered_cpus,
     own_allocation,
     own_cgroups,
@@ -149,10 +150,11 @@ class StartRequest:
 
 
 def _ip_of(given: str) -> str:
-    """The address that --node-ip-address means: a name stands for its address, the loopback for this host's."""
+    """The address that --node-ip-address means: a name stands for its address, the loopback, and 0.0.0.0, for this
+    host's."""
     if not given:
         return ""
-    if given == "localhost" or given.startswith("127."):
+    if is_loopback(given):
         return node_ip_address()
     if given.replace(".", "").isdigit() or ":" in given:
         return given
@@ -218,12 +220,15 @@ class NodeStart:
         cluster = self._cluster
         assert cluster is not None
         with KeeperSignals() as received:
-            self._call = msgspec.structs.replace(self._call, state=UP, cluster=cluster.ident)
+            self._call = msgspec.structs.replace(
+                self._call, state=UP, cluster=cluster.ident, session_dir=node.session_dir
+            )
             registry.write_call(self._call)
             self._files.point_here(cluster.name)
             sweeper = Sweeper(partial(self._sweep, node.session_dir)) if self._block else None
             guard = self._guard(node.session_dir)
             watch = AllocationWatch(request.allocation) if request.allocation else None
+            door = Door(self._call.ident, node.session_dir)
             try:
                 if guard is not None and self._in_step:
                     guard.await_begun()
@@ -231,6 +236,7 @@ class NodeStart:
                     return keep_node(node, received, self._bell, watch, self._log)
                 return node.leave()
             finally:
+                door.close()
                 node.leave()
                 if watch is not None:
                     watch.close()

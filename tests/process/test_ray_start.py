@@ -442,14 +442,31 @@ def test_rays_rest_api_is_there_where_hpcrays_own_variable_asks_for_it(shell: Sh
     shell.ray("stop")
 
 
-def test_the_address_of_a_node_is_the_given_one(shell: Shell) -> None:
+def test_the_address_of_a_node_is_the_given_one_and_a_tmpdir_of_its_own_hides_it_from_nobody(shell: Shell) -> None:
     text = (
         "import hpcray as ray; from hpcray.util import get_node_ip_address as ip; ray.init()\n"
         "print([row['NodeManagerAddress'] for row in ray.nodes()], ray.cluster_resources().get('node:10.1.2.3'))\n"
         "print(ray.get(ray.remote(ip).remote()))"
     )
-    shell.ray("start", "--head", "--num-cpus=1", "--node-ip-address=10.1.2.3")
+    other = shell.tmp / "of-the-step"
+    other.mkdir(mode=0o700)
+    here = shell.place / "here"
+    here.mkdir()
+    (here / "here").write_text("in the working directory")
+    shell.ray("start", "--head", "--num-cpus=1", "--node-ip-address=10.1.2.3", HPCRAY_TMPDIR=str(other))
     assert "['10.1.2.3'] 1.0\n10.1.2.3" in shell.program(text=text)
+    assert "Active:" in shell.ray("status")
+    # As in another container of the same host: its files are not to be seen, and so the command comes to the node.
+    (call,) = (shell.place / "clusters").glob("*.call")
+    true = call.read_bytes()
+    call.write_bytes(true.replace(str(other).encode(), b"/nowhere"))
+    shell.ray("status", code=1, HPCRAY_ENTERED_JOB="node")
+    assert "Active:" in shell.ray("status")
+    submit = ("job", "submit", "--address=http://localhost:8265", "--working-dir", str(here), "--", "cat", "here")
+    assert "in the working directory" in shell.ray(*submit)
+    call.write_bytes(true)
+    assert "Stopped all 1 Ray node." in shell.ray("stop")
+    other.rmdir()
 
 
 def test_symmetric_run_ends_with_the_code_of_its_command(shell: Shell) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from helpers.jobs import ROOT
-from helpers.strangers import UID
+from helpers.strangers import UID, as_stranger, needs_stranger, stranger_says
 
 from hpcray.common.exceptions import StartupError
 from hpcray.platform.sockets import node_ip_address
@@ -37,6 +37,7 @@ from hpcray.ray_start.head_search import (
     node_of,
     who_listens,
 )
+from hpcray.ray_start.keeper import Door, run_in_node
 from hpcray.ray_start.lookup import look
 from hpcray.ray_start.order import BLOCK_HINT, END_NOTE, Asked, unexpected_ends
 from hpcray.ray_start.presence import is_being_called, may_mean_started
@@ -210,7 +211,8 @@ def test_a_request_describes_its_node() -> None:
     assert (node.num_cpus, node.num_gpus, node.memory, node.node_name) == (2.0, 1.0, 5, "x")
     assert node.config["object_store_memory"] == 1 << 27 and node.config["elastic"] and not node.distributed
     assert request(head=True, node_ip_address="10.88.0.1").node.address == "10.88.0.1"
-    assert request(head=True, node_ip_address="localhost").node.address == node_ip_address()
+    for given in ("localhost", "0.0.0.0", "::1"):
+        assert request(head=True, node_ip_address=given).node.address == node_ip_address()
 
 
 def test_the_longest_wait_counts() -> None:
@@ -563,3 +565,33 @@ def test_what_helps_nodes_that_have_ended_is_said_once() -> None:
     assert unexpected_ends([ordered]) == ([], f"; hint: {BLOCK_HINT}")
     assert unexpected_ends([ordered, killed, "host c: cut"]) == (["host b: cut", "host c: cut"], END_NOTE)
     assert unexpected_ends(["host c: cut"]) == (["host c: cut"], f"; hint: {BLOCK_HINT}")
+
+
+def test_a_command_from_another_container_runs_at_the_node_and_no_other_user_opens_the_door(tmp_path: Path) -> None:
+    ident = os.urandom(8).hex()
+    door = Door(ident, "/nowhere")
+    try:
+        code = (
+            f"import sys; from hpcray.ray_start.keeper import run_in_node\nsys.exit(run_in_node({ident!r}, %s, {{}}))"
+        )
+        for words, ended in ((["--version"], 0), (["no-such-command"], 2)):
+            line = [sys.executable, "-c", code % words]
+            done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path, timeout=60)
+            assert (done.returncode, bool(done.stdout), bool(done.stderr)) == (ended, not ended, bool(ended)), done
+        needs_stranger()
+        said = (
+            "import socket\nline = socket.socket(socket.AF_UNIX)\nline.connect('\\0hpcray-' + sys.argv[1])\n"
+            "try:\n    line.sendall(b'x'); print(line.recv(9))\nexcept ConnectionError:\n    print(b'')\n"
+        )
+        assert stranger_says(said, ident) == "b''\n"
+        theirs = (
+            "line = socket.socket(socket.AF_UNIX)\nline.bind('\\0hpcray-' + sys.argv[1]); line.listen()\n"
+            "print('listens', flush=True); sys.stdin.read()\n"
+        )
+        stranger = as_stranger(theirs, "theirs" + ident)
+        assert stranger.stdout is not None and stranger.stdout.readline() == "listens\n"
+        with pytest.raises(PermissionError, match="another user"):
+            run_in_node("theirs" + ident, ["status"], {})
+        stranger.communicate(timeout=30)
+    finally:
+        door.close()
