@@ -17,7 +17,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.common.ids import raylet_of
+from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB, RUNTIME_ENV
 from hpcray.common.terminal_text import plain_line
 from hpcray.platform.fork_server import WorkerCode
@@ -117,6 +117,7 @@ class EndedJobs(NodeExtension):
     def __init__(self, raylet: Raylet) -> None:
         self._raylet = raylet
         self._ended: set[bytes] = set()
+        self._lost_nodes: set[int] = set()
 
     def process_died(self, proc: bytes, kind: str, reason: str) -> None:
         """A process of this node is gone: if it was a driver, all nodes learn of it."""
@@ -128,13 +129,21 @@ class EndedJobs(NodeExtension):
     def on_message(self, src: bytes, body: bytes) -> None:
         """The driver `body` is gone."""
         self._ended.add(body)
-        for worker in list(self._raylet.lease_manager.pool.workers):
-            self._end_if_over(worker)
+        self._end_all()
+
+    def node_died(self, node: int, reason: str) -> None:
+        """Another node is gone, with its drivers."""
+        self._lost_nodes.add(node)
+        self._end_all()
 
     def process_joined(self, proc: bytes, kind: str, pid: int) -> None:
         """A process of this node was welcomed: a worker that was being started when its job ended comes too late."""
-        if self._ended and kind == WORKER:
+        if kind == WORKER and (self._ended or self._lost_nodes):
             self._end_if_over(proc)
+
+    def _end_all(self) -> None:
+        for worker in list(self._raylet.lease_manager.pool.workers):
+            self._end_if_over(worker)
 
     def _end_if_over(self, proc: bytes) -> None:
         worker = self._raylet.lease_manager.pool.workers.get(proc)
@@ -143,7 +152,9 @@ class EndedJobs(NodeExtension):
         text = dict(worker.env).get(RUNTIME_ENV)
         fields = json.loads(text) if text else {}
         job = msgspec.convert(fields[JOB_FIELD], JobInfo) if JOB_FIELD in fields else self._raylet.lease_manager.job
-        if job is not None and job.ends_with in self._ended and OUTLIVES_JOB not in fields:
+        driver = job.ends_with if job is not None else b""
+        is_over = driver in self._ended or (driver and node_of(driver) in self._lost_nodes)
+        if is_over and OUTLIVES_JOB not in fields:
             self._raylet.processes.kill(proc, "the driver of its job has ended")
 
 
