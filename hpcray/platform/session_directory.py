@@ -326,7 +326,7 @@ def remove_session_directory(path: str) -> None:
     shutil.rmtree(path, ignore_errors=True)
     root = os.path.dirname(path)
     # Another user may have taken the name of a root that a cleaner has removed, and would never release its lock.
-    with contextlib.suppress(OSError), PrivateDirectory.open(root, False, CLOSED) as opened:
+    with contextlib.suppress(OSError), PrivateDirectory.open(root, make=False, excess=0) as opened:
         fcntl.flock(opened.fd, fcntl.LOCK_EX)
         os.rmdir(root)
 

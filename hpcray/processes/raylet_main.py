@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
-from hpcray.common.ids import node_of, raylet_of
-from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB, RUNTIME_ENV
 from hpcray.common.terminal_text import plain_line
 from hpcray.platform.fork_server import WorkerCode
 from hpcray.platform.launcher_environment import strip_launcher_variables
 from hpcray.platform.process_control import module_line, set_process_name
 from hpcray.platform.sockets import close_listeners
-from hpcray.protocol.messages import ATTACHED, WORKER, ExtensionMessage, JobInfo
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime.node.prepared_node import PreparedNode
 from hpcray.runtime.node.raylet_signals import ended_by_sigterm, leaving_at_sigterm, outlive_user_signals
 from hpcray.runtime.node.slurm_job import RayletReady, reported_by_launcher
-from hpcray.runtime.raylet.event_log import NodeExtension
 from hpcray.transport.startup import Launch, pmi_offered, read_launch
 
 if TYPE_CHECKING:
@@ -79,6 +74,7 @@ def run_node(
             # Not before: workers would inherit the modules.
             from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
             from hpcray.diagnostics.raylet_introspection import RayletIntrospection
+            from hpcray.processes.ended_jobs import EndedJobs
             from hpcray.runtime.node.node import open_node, serve
             from hpcray.runtime.node.node_features import NodeFeatures
 
@@ -103,59 +99,6 @@ def run_node(
     finally:
         for root, run in histories:
             _write_report(node.config.report, root, run)
-
-
-class EndedJobs(NodeExtension):
-    """Ends what runs for a driver that has ended, or was lost, in a cluster that goes on: the workers of its job.
-
-    What these own ends with them: tasks that they have submitted, queued ones too, and actors. Detached actors, and
-    workers that work for these, stay.
-    """
-
-    name: ClassVar[str] = "ended_jobs"
-
-    def __init__(self, raylet: Raylet) -> None:
-        self._raylet = raylet
-        self._ended: set[bytes] = set()
-        self._lost_nodes: set[int] = set()
-
-    def process_died(self, proc: bytes, kind: str, reason: str) -> None:
-        """A process of this node is gone: if it was a driver, all nodes learn of it."""
-        raylet = self._raylet
-        if kind == ATTACHED and not raylet.processes.stopping:
-            for node in {*range(raylet.context.cluster_size)} - raylet.router.lost_nodes.keys():
-                raylet.router.send(raylet_of(node), ExtensionMessage(self.name, proc))
-
-    def on_message(self, src: bytes, body: bytes) -> None:
-        """The driver `body` is gone."""
-        self._ended.add(body)
-        self._end_all()
-
-    def node_died(self, node: int, reason: str) -> None:
-        """Another node is gone, with its drivers."""
-        self._lost_nodes.add(node)
-        self._end_all()
-
-    def process_joined(self, proc: bytes, kind: str, pid: int) -> None:
-        """A process of this node was welcomed: a worker that was being started when its job ended comes too late."""
-        if kind == WORKER and (self._ended or self._lost_nodes):
-            self._end_if_over(proc)
-
-    def _end_all(self) -> None:
-        for worker in list(self._raylet.lease_manager.pool.workers):
-            self._end_if_over(worker)
-
-    def _end_if_over(self, proc: bytes) -> None:
-        worker = self._raylet.lease_manager.pool.workers.get(proc)
-        if worker is None or not worker.joined:
-            return
-        text = dict(worker.env).get(RUNTIME_ENV)
-        fields = json.loads(text) if text else {}
-        job = msgspec.convert(fields[JOB_FIELD], JobInfo) if JOB_FIELD in fields else self._raylet.lease_manager.job
-        driver = job.ends_with if job is not None else b""
-        is_over = driver in self._ended or (driver and node_of(driver) in self._lost_nodes)
-        if is_over and OUTLIVES_JOB not in fields:
-            self._raylet.processes.kill(proc, "the driver of its job has ended")
 
 
 def _node_history(histories: list[tuple[str, str]], raylet: Raylet) -> NodeHistory | None:

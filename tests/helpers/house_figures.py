@@ -98,7 +98,7 @@ LINES_OF_CODE = {
     "launch": 1145,
     "mpi": 560,
     "platform": 4900,
-    "processes": 714,
+    "processes": 728,
     "protocol": 1499,
     "ray_api": 474,
     "ray_start": 2276,
@@ -114,6 +114,6 @@ LINES_OF_CODE = {
 """Lines of code of each room, of the kernel (common, protocol, core, transport, platform, runtime, api)."""
 
 FILES = {
-    "whole": 429,
+    "whole": 430,
 }
 """Files of the package, those of compat/standin left out."""

@@ -69,6 +69,8 @@ class Caller:
 
     def left_behind(self, task: Any, proc: bytes) -> None: ...
 
+    def note_failure(self, task: Any, worker: bytes, error: str) -> None: ...
+
     def fail(self, task: Any, blob: bytes, argument: bytes | None = None) -> None:
         self.table.set_inline(task.id + FIRST_RETURN, LOST)
         self.errors.append(type(deserialize(blob)))

@@ -1,4 +1,4 @@
-"""Workers of a driver that has ended, or was lost with its node, end; others stay (`hpcray.processes.raylet_main`)."""
+"""Workers of a driver that has ended, or was lost with its node, end; others stay."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from hpcray.common.ids import make_proc, number_of
 from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB, RUNTIME_ENV
-from hpcray.processes.raylet_main import EndedJobs
+from hpcray.processes.ended_jobs import EndedJobs
 from hpcray.protocol.messages import ATTACHED, WORKER, ExtensionMessage, JobInfo
 
 HERE, THERE = make_proc(0, 5), make_proc(2, 5)
