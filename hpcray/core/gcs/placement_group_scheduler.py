@@ -57,6 +57,10 @@ def _strict_pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[
 
 def _pack(bundles: Bundles, free: Mapping[int, Resources], used: Mapping[int, int]) -> Plan | None:
     """On few nodes: again and again the node that takes most of what is left, first of those the group is on."""
+    if len(bundles) == 1:  # most groups that are made in numbers
+        ((index, amounts),) = bundles.items()
+        fitting = [(-used.get(node, 0), node) for node, room in free.items() if fits(amounts, room)]
+        return {index: min(fitting)[1]} if fitting else None
     kinds, planned = _kinds(bundles), Plan()
     names = {name for amounts, _ in kinds for name in amounts}
     # Of nodes that have the same free only the first can be the next one.
