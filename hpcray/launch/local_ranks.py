@@ -49,6 +49,7 @@ _LEFT_EARLY = 1.0
 _ORPHANS_TIMEOUT, _ORPHANS_INTERVAL = 12.0, 0.01
 _END_REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _USER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+_YIELD = "OMPI_MCA_mpi_yield_when_idle"
 
 
 def compose_local(python: str, ranks: int, library: str, recover: bool, command: Sequence[str]) -> list[str]:
@@ -209,6 +210,9 @@ def main(argv: Sequence[str]) -> int:
         signal.signal(number, lambda number, _: later(lambda: ranks.send(number)))
     become_subreaper()
     environ = dict(os.environ)  # the server changes this process's own
+    if mode == _MODES[True] or size > len(os.sched_getaffinity(0)):
+        # As mpirun does where ranks share cores. Those of raylets always do: their workers and templates start too.
+        environ.setdefault(_YIELD, "1")
     try:
         directory = MpiDirectory.create()
         server = PmixServer(library, size, directory.path, lambda _, code: later(lambda: ranks.end(code & 0xFF or 1)))

@@ -187,6 +187,20 @@ def test_a_rank_that_aborts_ends_the_others(leak_check: LeakCheck) -> None:
         assert job.wait().code == 7
 
 
+@pytest.mark.parametrize(
+    ("ranks", "recover", "given", "found"),
+    [(1, True, "", "1"), (1, True, "0", "0"), (1, False, "", ""), (0, False, "", "1")],
+)
+def test_ranks_that_share_cores_yield_while_they_wait(ranks: int, recover: bool, given: str, found: str) -> None:
+    """As under mpirun. ranks: 0: more than there are cores here."""
+    name = "OMPI_MCA_mpi_yield_when_idle"
+    ranks = ranks or len(os.sched_getaffinity(0)) + 1
+    code = f"import os; print(os.environ.get('{name}', ''))"
+    line = compose_local(sys.executable, ranks, LIBRARY, recover, [sys.executable, "-c", code])
+    with Job(line, {name: given} if given else {}) as job:
+        assert job.wait().out == f"{found}\n" * ranks
+
+
 def test_ranks_end_with_the_launcher(leak_check: LeakCheck) -> None:
     with Job(compose_local(sys.executable, 2, LIBRARY, True, ["sleep", "60"])) as job:
         wait_until(lambda: len(leak_check.processes("sleep")) == 2, "the ranks")
