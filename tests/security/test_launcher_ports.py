@@ -195,7 +195,7 @@ def test_ranks_that_share_cores_yield_while_they_wait(ranks: int, recover: bool,
     """As under mpirun. ranks: 0: more than there are cores here."""
     name = "OMPI_MCA_mpi_yield_when_idle"
     ranks = ranks or len(os.sched_getaffinity(0)) + 1
-    code = f"import os; print(os.environ.get('{name}', ''))"
+    code = f"import os; os.write(1, os.environ.get('{name}', '').encode() + b'\\n')"
     line = compose_local(sys.executable, ranks, LIBRARY, recover, [sys.executable, "-c", code])
     with Job(line, {name: given} if given else {}) as job:
         assert job.wait().out == f"{found}\n" * ranks
