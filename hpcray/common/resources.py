@@ -11,8 +11,10 @@ each request needs a little, so that a request for nothing else also belongs to 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 UNIT = 10_000
 REPORT_AFTER = 10.0
@@ -39,6 +41,12 @@ IMPLICIT = "node:__internal_implicit_resource_"
 """Before a name that Ray Serve makes up: a resource of which every node has 1 as soon as an actor asks for some."""
 ACCELERATORS = ("GPU", "TPU", "NPU", "HPU", "neuron_cores", "RBLN", "FURIOSA", "MBLT", "TTNPU")
 """Names of the resources whose units are devices with ids."""
+
+
+def runtime_env_fields(env: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Return the fields of the runtime environment of a worker that was forked with these variables."""
+    fields: dict[str, Any] = json.loads(dict(env).get(RUNTIME_ENV) or "{}")
+    return fields
 
 
 def to_units(amounts: Mapping[str, float]) -> Resources:

@@ -74,7 +74,7 @@ def run_node(
             # Not before: workers would inherit the modules.
             from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
             from hpcray.diagnostics.raylet_introspection import RayletIntrospection
-            from hpcray.processes.ended_jobs import EndedJobs
+            from hpcray.processes.job_cleanup import JobCleanup
             from hpcray.runtime.node.node import open_node, serve
             from hpcray.runtime.node.node_features import NodeFeatures
 
@@ -88,7 +88,7 @@ def run_node(
                 share_directory=partial(_share_directory, node),
                 cancel_jobs=_cancel_jobs,
                 near_sets=_near_sets,
-                extensions=[EndedJobs, partial(_node_history, histories)],
+                extensions=[JobCleanup, partial(_node_history, histories)],
             )
             opened = open_node(node, features)
     except BaseException:

@@ -15,12 +15,11 @@ import msgspec
 
 from hpcray.common.ids import job_id_of, node_of, owner_of, raylet_of, show_proc
 from hpcray.common.job_names import FIRST_JOB, jobs_space
-from hpcray.common.resources import JOB_FIELD
+from hpcray.common.resources import JOB_FIELD, runtime_env_fields
 from hpcray.diagnostics import wait_graph
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
 from hpcray.protocol.messages import JobInfo as DriverJob
 from hpcray.runtime.core_worker.core_worker import CoreWorker
-from hpcray.runtime_env.runtime_env import RUNTIME_ENV_VARIABLE
 from hpcray.state.breakpoints import paused_threads
 from hpcray.state.job_table import JobInfo, JobTable
 from hpcray.state.schemas import (
@@ -381,7 +380,7 @@ def _submitted(submission_id: str, info: JobInfo, driver: dict[str, str] | None)
 
 def job_of_actor(row: Mapping[str, Any]) -> str:
     """Return the id of the job that a row of the GCS's table of actors is of: its worker's environment says so."""
-    fields = json.loads(dict(row["env"]).get(RUNTIME_ENV_VARIABLE) or "{}")
+    fields = runtime_env_fields(row["env"])
     return msgspec.convert(fields[JOB_FIELD], DriverJob).job_id if JOB_FIELD in fields else FIRST_JOB
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import json
 import os
 import struct
 from collections.abc import Callable, Iterable
@@ -20,7 +19,7 @@ import msgspec
 
 from hpcray.common.ids import number_of
 from hpcray.common.job_names import parse_worker_log_name
-from hpcray.common.resources import JOB_FIELD, RUNTIME_ENV
+from hpcray.common.resources import JOB_FIELD, runtime_env_fields
 from hpcray.platform.private_files import make_private_directory, open_private_file
 from hpcray.platform.session_directory import keep_logs
 from hpcray.platform.sockets import node_ip_address
@@ -202,8 +201,7 @@ class LogMonitor:
 
     def expect(self, number: int, env: Iterable[tuple[str, str]]) -> None:
         """A worker with this number and environment is about to be forked."""
-        text = dict(env).get(RUNTIME_ENV)
-        fields = json.loads(text) if text else {}
+        fields = runtime_env_fields(env)
         if JOB_FIELD in fields:
             self._drivers[number] = msgspec.convert(fields[JOB_FIELD], m.JobInfo).driver
 

@@ -1,14 +1,13 @@
-"""The end of what runs for a driver that has ended, in a cluster that goes on."""
+"""The cleanup of the job of a driver that has ended, in a cluster that goes on."""
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from hpcray.common.ids import node_of, raylet_of
-from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB, RUNTIME_ENV
+from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB, runtime_env_fields
 from hpcray.protocol.messages import ATTACHED, WORKER, ExtensionMessage, JobInfo
 from hpcray.runtime.raylet.event_log import NodeExtension
 
@@ -16,14 +15,14 @@ if TYPE_CHECKING:
     from hpcray.runtime.raylet.raylet import Raylet
 
 
-class EndedJobs(NodeExtension):
+class JobCleanup(NodeExtension):
     """Ends what runs for a driver that has ended, or was lost, in a cluster that goes on: the workers of its job.
 
     What these own ends with them: tasks that they have submitted, queued ones too, and actors. Detached actors, and
     workers that work for these, stay.
     """
 
-    name: ClassVar[str] = "ended_jobs"
+    name: ClassVar[str] = "job_cleanup"
 
     def __init__(self, raylet: Raylet) -> None:
         self._raylet = raylet
@@ -60,10 +59,9 @@ class EndedJobs(NodeExtension):
         worker = self._raylet.lease_manager.pool.workers.get(proc)
         if worker is None or not worker.joined:
             return
-        text = dict(worker.env).get(RUNTIME_ENV)
-        fields = json.loads(text) if text else {}
+        fields = runtime_env_fields(worker.env)
         job = msgspec.convert(fields[JOB_FIELD], JobInfo) if JOB_FIELD in fields else self._raylet.lease_manager.job
         driver = job.ends_with if job is not None else b""
-        is_over = driver in self._ended or (driver and node_of(driver) in self._lost_nodes)
+        is_over = driver and (driver in self._ended or node_of(driver) in self._lost_nodes)
         if is_over and OUTLIVES_JOB not in fields:
             self._raylet.processes.kill(proc, "the driver of its job has ended")

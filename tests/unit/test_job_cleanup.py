@@ -11,14 +11,14 @@ import pytest
 
 from hpcray.common.ids import make_proc, number_of
 from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB, RUNTIME_ENV
-from hpcray.processes.ended_jobs import EndedJobs
+from hpcray.processes.job_cleanup import JobCleanup
 from hpcray.protocol.messages import ATTACHED, WORKER, ExtensionMessage, JobInfo
 
 HERE, THERE = make_proc(0, 5), make_proc(2, 5)
 
 
 class Raylet:
-    """What `EndedJobs` uses of a raylet of node 0, with workers of the first job and of attached drivers."""
+    """What `JobCleanup` uses of a raylet of node 0, with workers of the first job and of attached drivers."""
 
     def __init__(self) -> None:
         self.killed: list[int] = []
@@ -53,10 +53,10 @@ def raylet() -> Raylet:
 
 
 def test_a_driver_that_has_ended_takes_its_workers_with_it_on_all_nodes(raylet: Raylet) -> None:
-    jobs = EndedJobs(raylet)  # type: ignore[arg-type]
+    jobs = JobCleanup(raylet)  # type: ignore[arg-type]
     jobs.process_died(HERE, ATTACHED, "")
     jobs.process_died(make_proc(0, 11), WORKER, "")
-    assert raylet.sent and all(message == ExtensionMessage("ended_jobs", HERE) for _, message in raylet.sent)
+    assert raylet.sent and all(message == ExtensionMessage("job_cleanup", HERE) for _, message in raylet.sent)
     assert len(raylet.sent) == 2, "node 1 is lost"
     jobs.on_message(b"", HERE)
     assert raylet.killed == [11]
@@ -67,7 +67,7 @@ def test_a_driver_that_has_ended_takes_its_workers_with_it_on_all_nodes(raylet: 
 
 
 def test_a_node_that_is_lost_has_lost_its_drivers(raylet: Raylet) -> None:
-    jobs = EndedJobs(raylet)  # type: ignore[arg-type]
+    jobs = JobCleanup(raylet)  # type: ignore[arg-type]
     jobs.node_died(1, "")
     assert raylet.killed == []
     jobs.node_died(2, "")
