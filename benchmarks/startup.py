@@ -13,7 +13,7 @@ Then the row "join": a job of one node is opened for further ones, and nodes joi
 the start of a node's process until it is in the job's tables; and how long the job's raylet was silent meanwhile.
 
 And the rows "ranks": jobs of 1, 2 and 4 nodes on this machine, from the start of `hpcray-launch` to the answer of the
-first task, and to its end; beside `mpirun` with as many processes that do no more than start and end MPI.
+first task, and to its end; beside as many processes, started likewise, that do no more than start and end MPI.
 """
 
 from __future__ import annotations
@@ -199,13 +199,14 @@ def _rank_rows(program: Path, rounds: int) -> list[dict[str, Any]]:
 
 
 def _mpi_alone(count: int) -> float:
-    """Seconds that mpirun takes for processes that start and end MPI."""
+    """Seconds that what starts the ranks takes for processes that only start and end MPI."""
     from hpcray.launch.launch_line import LaunchOptions, compose, probe_site
     from hpcray.runtime.node.options import NodeOptions
 
     options = LaunchOptions(NodeOptions(), nodes=count)
     line = compose(options, probe_site(options))
-    line = [*line[: line.index(sys.executable)], sys.executable, "-c", "from mpi4py import MPI"]
+    program = len(line) - 1 - line[::-1].index(sys.executable)  # what starts ranks of one host is Python, too
+    line = [*line[:program], sys.executable, "-c", "from mpi4py import MPI"]
     started = time.monotonic()
     subprocess.run(line, check=True)
     return time.monotonic() - started
