@@ -15,7 +15,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -112,19 +112,19 @@ def settings() -> str:
     )
 
 
-def _rows(config: type) -> list[list[str]]:
-    """A row for each field of a dataclass of settings."""
+def _rows(config: type[msgspec.Struct]) -> list[list[str]]:
+    """A row for each field of a struct of settings."""
     from hpcray.common.config import RAY_VARIABLES
 
     meanings = attributes(config.__doc__ or "")
     rows = []
-    for field in fields(config):
-        ray = RAY_VARIABLES.get(field.name, "")
-        kind = _KINDS.get(str(field.type), str(field.type))
-        default = f'"{field.default}"' if isinstance(field.default, str) else str(field.default)
-        meaning = meanings[field.name]
+    for name, value in msgspec.structs.asdict(config()).items():
+        ray = RAY_VARIABLES.get(name, "")
+        kind = _KINDS.get(config.__annotations__[name], config.__annotations__[name])
+        default = f'"{value}"' if isinstance(value, str) else str(value)
+        meaning = meanings[name]
         meaning += f" `{ray}` is read too." if ray and ray not in meaning else ""
-        rows.append([f"`HPCRAY_{field.name.upper()}`", f"`{default}`", kind, meaning[0].upper() + meaning[1:]])
+        rows.append([f"`HPCRAY_{name.upper()}`", f"`{default}`", kind, meaning[0].upper() + meaning[1:]])
     return rows
 
 

@@ -1,6 +1,7 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
 import sys as _sys
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 __version__ = "0.1.0"
 
@@ -24,7 +25,7 @@ if not (
 ):
     import cloudpickle
 
-    from hpcray import actor, cluster, exceptions, experimental, internal, mpi, runtime_env, util
+    from hpcray import actor, exceptions, runtime_env, util
     from hpcray.api.actor import ActorClass, ActorHandle, ActorMethod, get_actor, kill, method
     from hpcray.api.decorator import remote
     from hpcray.api.drain import (
@@ -48,14 +49,17 @@ if not (
         nodes,
     )
     from hpcray.api.session import alive, init, is_initialized, shutdown
-    from hpcray.progress_bars import progress
     from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
     from hpcray.runtime.core_worker.object_refs import ObjectRef
-    from hpcray.state import timeline
-    from hpcray.util.executor import Executor
 
     ObjectID = ObjectRef
     """The name that Ray gives `ObjectRef` too."""
+
+if _TYPE_CHECKING:
+    from hpcray import cluster, experimental, internal, mpi
+    from hpcray.progress_bars import progress
+    from hpcray.state import timeline
+    from hpcray.util.executor import Executor
 
 __all__ = [
     "ActorClass",
@@ -105,3 +109,29 @@ __all__ = [
     "util",
     "wait",
 ]
+
+_WHERE = {
+    "Executor": "util.executor",
+    "cluster": "",
+    "experimental": "",
+    "internal": "",
+    "mpi": "",
+    "progress": "progress_bars",
+    "timeline": "state",
+}
+
+
+def __getattr__(name: str) -> object:
+    """The names that many programs do not use, imported at their first use: `import hpcray` is short thanks to them."""
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    where = _WHERE[name]
+    value: object = getattr(import_module(f"hpcray.{where}"), name) if where else import_module(f"hpcray.{name}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,10 +9,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol, TypeVar
+
+from msgspec import Struct, field
 
 from hpcray.api.objects import WaitableRefs
 from hpcray.api.session import require_session
@@ -311,8 +312,7 @@ _TERMINAL, _NOTEBOOK, _LINES = 0.1, 0.5, 10.0
 """Seconds between two updates."""
 
 
-@dataclass(frozen=True)
-class ProgressState:
+class ProgressState(Struct, frozen=True):
     """How far it is. error: the first one, in a line, once all is over."""
 
     desc: str
@@ -347,8 +347,7 @@ class ProgressDisplay(Protocol):
         """Show the last state, which stays. ended: False where the iteration was broken off."""
 
 
-@dataclass
-class _Clock:
+class _Clock(Struct):
     """The times of updates. shown: that of the last one; began: the start."""
 
     interval: float

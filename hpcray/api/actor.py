@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import inspect
 import logging
 import types
@@ -47,12 +46,13 @@ from hpcray.api.export import (
     full_name,
     unserializable_argument,
 )
-from hpcray.api.launch_hooks import actor_hooks
 from hpcray.api.options import METHOD_RULES, ActorOptions, check_generator, yields
 from hpcray.api.placement_group import with_placement
+from hpcray.api.scheduling_strategies import actor_hooks
 from hpcray.api.session import check_namespace, require_session
 from hpcray.common.exceptions import ActorHandleNotFoundError, did_you_mean
 from hpcray.common.ids import HEAD, run_of
+from hpcray.common.keyed_hash import blake2b
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS, has_async_method
@@ -278,7 +278,7 @@ class ClassMetadata:
         self.modified_class = cls
         self.class_name = cls.__name__
         name = f"{cls.__module__}.{cls.__qualname__}"
-        self.class_id = hashlib.blake2b(name.encode(), digest_size=14).hexdigest()
+        self.class_id = blake2b(name.encode(), digest_size=14).hexdigest()
         methods = {name: getattr(cls, name) for name in _methods_of(cls)}
         self.method_meta = types.SimpleNamespace(methods=methods)
 

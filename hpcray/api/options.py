@@ -9,8 +9,9 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from msgspec import Struct
 
 from hpcray.api.scheduling_strategies import (
     NodeAffinitySchedulingStrategy,
@@ -40,8 +41,7 @@ STREAMS = -1
 PER_YIELD = "_num_objects_per_yield"
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """Rule of one option, with the names of Ray's `Option`.
 
     `value_constraint` returns the text of a ValueError for a value that is not allowed, else None; for other errors it

@@ -7,9 +7,8 @@ from typing import Any
 
 import msgspec
 
-from hpcray.api.launch_hooks import LaunchHook, launched, strategy_in_force
 from hpcray.api.options import exact_units, warn_of_object_store_memory
-from hpcray.api.scheduling_strategies import PlacementGroupSchedulingStrategy
+from hpcray.api.scheduling_strategies import LaunchHook, PlacementGroupSchedulingStrategy, launched, strategy_in_force
 from hpcray.api.session import require_session
 from hpcray.common.exceptions import RaySystemError
 from hpcray.common.labels import (

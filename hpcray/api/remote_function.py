@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, TypeVar, cast, overload
 
 from hpcray.api.export import Arity, arity, check_size, describe, exported, full_name, unserializable_argument
-from hpcray.api.launch_hooks import task_hooks
 from hpcray.api.options import STREAMS, TaskOptions, check_generator, stream_options, transport_of, yields
 from hpcray.api.placement_group import with_placement
+from hpcray.api.scheduling_strategies import task_hooks
 from hpcray.api.session import require_session
+from hpcray.common.keyed_hash import blake2b
 from hpcray.core.core_worker.task import ExtraOptions, FunctionDescriptor
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
@@ -46,7 +46,7 @@ class _ExportedFunction:
         check_size(data, "remote function", f"{self.function.__module__}.{name}")
         # Not before the first call: a function that is being unpickled has no defaults yet.
         self.arity = arity(describe(self.function))
-        ident = hashlib.blake2b(data, digest_size=16, salt=self.max_calls.to_bytes(8, "big")).digest()
+        ident = blake2b(data, digest_size=16, salt=self.max_calls.to_bytes(8, "big")).digest()
         self.record = FunctionDescriptor(ident, name, data, self.max_calls)
         self.process = process
 

@@ -8,8 +8,9 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from hpcray.api.actor_handle import ActorHandle
 from hpcray.api.session import require_session
@@ -24,8 +25,7 @@ from hpcray.runtime_env.submitted_runtime_env import public_runtime_env, runtime
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class RunningTask:
+class RunningTask(Struct, frozen=True):
     """The task or actor call of the calling thread or coroutine. `name`: the option, else the function's name."""
 
     id: bytes
@@ -34,8 +34,7 @@ class RunningTask:
     cancelled: bool = False
 
 
-@dataclass(frozen=True)
-class RunningActor:
+class RunningActor(Struct, frozen=True):
     """The actor of this process. `handle` makes a handle of it."""
 
     id: bytes

@@ -102,7 +102,7 @@ _ENCODING = "RAY_LOGGING_CONFIG_ENCODING"
 """Variable: the encoding of a `LoggingConfig` where `init` gets none."""
 _LAST_TASKS_TIMEOUT, _LAST_TASKS_CHECK = 0.5, 0.01  # seconds
 _END_TEXT = 2000  # characters that are kept of the beginning, and of the end, of the text of a program's last error
-_SETTINGS = frozenset(Config.__dataclass_fields__)
+_SETTINGS = frozenset(Config.__struct_fields__)
 
 
 class ClientContext(Mapping[str, Any]):

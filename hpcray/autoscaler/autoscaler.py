@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Union
+
+from msgspec import Struct
 
 from hpcray.autoscaler.resource_demand import Bin, NodeStatus, choose_types, pack
 from hpcray.common.resources import to_amounts
@@ -59,8 +60,7 @@ NAMES_SHOWN = 8
 """Batch jobs that are named when the job ends."""
 
 
-@dataclass(slots=True, frozen=True)
-class StartNodes:
+class StartNodes(Struct, frozen=True):
     """Start `count` nodes of a type; answer with `launched` or `launch_failed`."""
 
     request: int
@@ -68,22 +68,19 @@ class StartNodes:
     count: int
 
 
-@dataclass(slots=True, frozen=True)
-class Terminate:
+class Terminate(Struct, frozen=True):
     """Cancel these batch jobs."""
 
     instances: tuple[str, ...]
 
 
-@dataclass(slots=True, frozen=True)
-class RemoveIdleNode:
+class RemoveIdleNode(Struct, frozen=True):
     """Have this node leave, unless it is of use; answer with `stays` where it is."""
 
     node: int
 
 
-@dataclass(slots=True, frozen=True)
-class Report:
+class Report(Struct, frozen=True):
     """A sentence for the user."""
 
     text: str
@@ -92,8 +89,7 @@ class Report:
 Action = Union[StartNodes, Terminate, RemoveIdleNode, Report]
 
 
-@dataclass(slots=True, frozen=True)
-class InstanceState:
+class InstanceState(Struct, frozen=True):
     """A batch job as the batch system shows it.
 
     Attributes:
@@ -107,8 +103,7 @@ class InstanceState:
     detail: str = ""
 
 
-@dataclass(slots=True, eq=False)
-class Instance:
+class Instance(Struct, eq=False):
     """One batch job of one node.
 
     Attributes:
@@ -131,8 +126,7 @@ class Instance:
     proven: bool = False
 
 
-@dataclass(slots=True)
-class _RetryState:
+class _RetryState(Struct):
     """Reasons to start no node of a type now: it has failed, or its batch jobs were cancelled."""
 
     failures: int = 0
@@ -142,8 +136,7 @@ class _RetryState:
     unavailable: bool = False
 
 
-@dataclass(frozen=True)
-class AutoscalerSpec:
+class AutoscalerSpec(Struct, frozen=True):
     """The settings of the autoscaler.
 
     Attributes:

@@ -1,11 +1,10 @@
-"""The autoscaler's shell on the head, and what a node does that is to leave if it is of no use."""
+"""The autoscaler's shell, on the head of a job that may grow."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import msgspec
 
@@ -22,11 +21,10 @@ from hpcray.autoscaler.autoscaler import (
 from hpcray.autoscaler.node_provider import JobNodeProvider, LocalNodeProvider, NodeProvider, has_slurm
 from hpcray.autoscaler.resource_demand import node_uses, read_floor, waiting_requests
 from hpcray.common.config import Config
-from hpcray.common.ids import HEAD, node_of, raylet_of
+from hpcray.common.ids import raylet_of
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.placement_group_manager import Demand
 from hpcray.protocol import messages as m
-from hpcray.protocol.messages import WORKER
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
 from hpcray.runtime.raylet.raylet import Raylet
 
@@ -34,16 +32,16 @@ PERIOD = 1.0
 """Seconds between two decisions."""
 _FIRST_POLL, _LONGEST_POLL, _SLOWER = 2.0, 30.0, 1.5
 """Seconds between two questions to the batch system: at first, and while nothing changes."""
-_LOOK_INTERVAL, _LOOK_TIMEOUT = 0.05, 5.0
-_NOTHING: tuple[()] = ()
 SPACE, FLOOR_KEY = "__autoscaler", b"__autoscaler_resource_requests"
 """Where `request_resources` stores its bundles in the key-value store."""
 
 
 class AutoscalerRunner:
-    """One per raylet; decides nothing but on a head whose job may grow.
+    """Carries out what the autoscaler decides, while this raylet is the head.
 
     Args:
+        head: the tables and the scheduler of the job.
+        session: its name. fresh: whether it has no further nodes yet.
         open_job: opens the job for further nodes (`JoinAcceptor.open_job`).
         leads: returns whether this raylet is the head. ends: returns whether the job is about to end.
     """
@@ -51,50 +49,43 @@ class AutoscalerRunner:
     def __init__(
         self,
         raylet: Raylet,
+        head: Gcs,
+        session: str,
+        fresh: bool,
         open_job: Callable[[bool, str, Callable[[bytes, str], None]], None],
         leads: Callable[[], bool],
         ends: Callable[[], bool],
     ) -> None:
+        config = raylet.context.config
         self._raylet = raylet
         self._open_job = open_job
         self._leads = leads
         self._ends = ends
-        self._core: Autoscaler | None = None
-        self._head: Gcs
-        self._provider: NodeProvider
-        self._token = ""
         self._opened = self._stopped = False
         self._poll_at = 0.0
         self._poll_pause = _FIRST_POLL
         self._known: dict[str, str] = {}
         self._floor: tuple[bytes | None, list[Demand]] = (None, [])
-
-    # ------------------------------------------------------------ the head
-
-    def lead(self, head: Gcs, session: str, fresh: bool) -> None:
-        """This raylet is the head. fresh: of a job that has no further nodes yet."""
-        config = self._raylet.context.config
-        if not config.max_nodes:
-            return
         self._head = head
-        self._core = Autoscaler(
+        self._core: Autoscaler | None = Autoscaler(
             AutoscalerSpec(config.min_nodes, config.max_nodes, config.idle_node_timeout, config.upscaling_speed),
             head.resources.node_types,
         )
-        head.queries.autoscalers.append(lambda: self._core.describe(self._raylet.loop.now) if self._core else None)
-        self._provider = self._make_provider(config, session, fresh)
+        head.queries.autoscalers.append(lambda: self._core.describe(raylet.loop.now) if self._core else None)
+        self._token, self._provider = self._make_provider(config, session, fresh)
         if fresh:
-            self._core.polled(self._raylet.loop.now, {})
-        self._raylet.loop.call_at(self._raylet.loop.now, self._turn)
+            self._core.polled(raylet.loop.now, {})
+        raylet.loop.call_at(raylet.loop.now, self._turn)
 
-    def _make_provider(self, config: Config, session: str, fresh: bool) -> NodeProvider:
+    def _make_provider(self, config: Config, session: str, fresh: bool) -> tuple[str, NodeProvider]:
+        """Return the path of the join token too."""
         kind = config.node_provider
         if kind == "slurm" or (kind == "auto" and has_slurm(os.environ)):
-            self._token = join_token_path(session)
+            token = join_token_path(session)
             end = self._raylet.run_info.end
-            return JobNodeProvider(self._raylet.loop, session, self._token, end, os.environ, not fresh)
-        self._token = os.path.join(self._raylet.context.session_dir, f"{session}.join-token")
-        return LocalNodeProvider(self._token)
+            return token, JobNodeProvider(self._raylet.loop, session, token, end, os.environ, not fresh)
+        token = os.path.join(self._raylet.context.session_dir, f"{session}.join-token")
+        return token, LocalNodeProvider(token)
 
     def _turn(self) -> None:
         core, loop, context = self._core, self._raylet.loop, self._raylet.context
@@ -215,25 +206,7 @@ class AutoscalerRunner:
             with contextlib.suppress(OSError):
                 os.unlink(self._token)
 
-    def on_node_occupied(self, now: float, src: bytes, msg: m.NodeOccupied) -> Iterable[Any]:
+    def node_occupied(self, now: float, node: int) -> None:
         """A node that was asked to leave is of use."""
         if self._core is not None:
-            self._core.stays(now, node_of(src))
-        return _NOTHING
-
-    # ------------------------------------------------------------ every raylet
-
-    def on_leave_idle(self, now: float, src: bytes, msg: m.LeaveIdle) -> Iterable[Any]:
-        """Let the idle workers exit; when all have, nothing is lost with this node."""
-        loop = self._raylet.loop
-        loop.call_at(now, lambda: self._look(now + _LOOK_TIMEOUT))
-        return self._raylet.lease_manager.evict_idle_workers(now)
-
-    def _look(self, deadline: float) -> None:
-        raylet = self._raylet
-        if raylet.lease_manager.evicts() and raylet.loop.now < deadline:
-            raylet.loop.call_at(raylet.loop.now + _LOOK_INTERVAL, lambda: self._look(deadline))
-        elif raylet.lease_manager.has_workers() or any(link.kind != WORKER for link in raylet.router.links.values()):
-            raylet.router.send(HEAD, m.NodeOccupied(raylet.node))
-        else:
-            raylet.router.send(HEAD, m.LeaveRequest("it was idle", raylet.context.config.drain_timeout))
+            self._core.stays(now, node)

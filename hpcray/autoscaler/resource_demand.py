@@ -4,8 +4,9 @@ nodes, those that there are, those that are on their way, and further ones. Pure
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from hpcray.common.labels import conditions, near_node, node_affinity, to_strategy
 from hpcray.common.resources import IMPLICIT, UNIT, Resources, bundle_of, to_units
@@ -20,8 +21,7 @@ from hpcray.protocol.messages import Shape
 _ACCELERATOR = "GPU"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
+class NodeStatus(Struct, frozen=True):
     """One living node as the autoscaler sees it.
 
     Attributes:
@@ -107,8 +107,7 @@ def read_floor(value: Any) -> list[Demand]:
 # ------------------------------------------------------------ bin packing
 
 
-@dataclass(slots=True, eq=False)
-class Bin:
+class Bin(Struct, eq=False):
     """Room that a node has left.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Settings of one node, in one dataclass. The environment variable `HPCRAY_<NAME>` sets the field of that name; so does
+"""Settings of one node, in one struct. The environment variable `HPCRAY_<NAME>` sets the field of that name; so does
 the key `<name>` of a configuration file (`platform/config_files.py`)."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
@@ -132,8 +131,7 @@ OF_ONE_NODE = frozenset(
 """Settings that a node which joins a running job has for itself; all others are the job's."""
 
 
-@dataclass(frozen=True)
-class Config:
+class Config(msgspec.Struct, frozen=True):
     """Times in seconds, sizes in bytes.
 
     Attributes:
@@ -360,12 +358,11 @@ class Config:
         for name, (field, units) in _RAY_SETTINGS.items():
             if (text := environ.get(ray_name := "RAY_" + name)) is not None:
                 texts[field], variables[field] = _in_our_units(text, units), ray_name
-        for field in (field.name for field in fields(cls)):
+        for field in cls.__struct_fields__:
             if (text := environ.get(name := "HPCRAY_" + field.upper())) is not None:
                 texts[field], variables[field] = text, name
-        for row in fields(cls):
-            if row.type == "Bytes" and row.name in texts:
-                texts[row.name] = _in_bytes(texts[row.name])
+        for field in SIZES & texts.keys():
+            texts[field] = _in_bytes(texts[field])
         overrides = {field: value for field, value in given.items() if value is not None}
         sources = {field: f"{name}={environ[name]!r}" for field, name in variables.items()}
         values = {**convert(cls, texts, sources, strict=False), **convert(cls, overrides, {}, strict=True)}
@@ -400,7 +397,7 @@ class Config:
         """One sentence for every variable that was a setting, or looks like a mistyped one; users may have others."""
         from difflib import get_close_matches
 
-        known = [*(field.name.upper() for field in fields(cls)), *_OTHER_VARIABLES]
+        known = [*map(str.upper, cls.__struct_fields__), *_OTHER_VARIABLES]
         names = sorted(name.removeprefix("HPCRAY_") for name in environ if name.startswith("HPCRAY_"))
         removed = [name for name in names if name.lower() in REMOVED_SETTINGS]
         return [
@@ -418,12 +415,16 @@ class Config:
         Args:
             settings: the job's, as `as_dict` returns them.
         """
-        known = {field.name for field in fields(self)} - OF_ONE_NODE
-        return replace(self, **{name: value for name, value in settings.items() if name in known})
+        known = set(self.__struct_fields__) - OF_ONE_NODE
+        return msgspec.structs.replace(self, **{name: value for name, value in settings.items() if name in known})
 
     def as_dict(self) -> dict[str, Any]:
         """All settings, for a message."""
-        return dict(vars(self))  # each worker gets it: `asdict` copies every value, which takes half a millisecond
+        return msgspec.structs.asdict(self)
+
+
+SIZES = frozenset(field for field, kind in Config.__annotations__.items() if kind == "Bytes")
+"""Settings that are sizes; they may be given as text such as `2g`."""
 
 
 def _in_bytes(text: str) -> str:
@@ -445,7 +446,7 @@ def convert(config: type[_T], values: Mapping[str, Any], sources: Mapping[str, s
     """Values of settings, each checked against the type of its field.
 
     Args:
-        config: the dataclass.
+        config: `Config` or `LaunchConfig`.
         values: by name of the field.
         sources: what an error shows of a field, as `NAME='text'`; without one it shows the field and the value.
         strict: whether text for a number or a boolean is refused.
@@ -453,13 +454,15 @@ def convert(config: type[_T], values: Mapping[str, Any], sources: Mapping[str, s
     Raises:
         ValueError: a value is not valid; the message names it.
     """
+    if not values:
+        return {}  # msgspec reads all annotations of a class that it converts to for the first time
     # A float of NumPy's is a float, but msgspec takes it for another type.
     plain = {field: float(value) if isinstance(value, float) else value for field, value in values.items()}
     try:
         made = msgspec.convert(plain, config, strict=strict)
     except msgspec.ValidationError as error:
         field = str(error).rpartition("$.")[2].rstrip("`")
-        kind = type(getattr(config, field))
+        kind = type(getattr(config(), field))
         hint = _HINT if kind is not str else f"hint: {_what_is_valid(config, field)}"
         source = sources.get(field, f"{field}={values[field]!r}")
         raise ValueError(f"{source} is not a valid {kind.__name__}; {hint}") from None
@@ -469,7 +472,7 @@ def convert(config: type[_T], values: Mapping[str, Any], sources: Mapping[str, s
 def _what_is_valid(config: type[Any], field: str) -> str:
     """Hint for a setting that is text: its values where there are few, else its default."""
     choices = get_args(get_type_hints(config)[field])
-    return f"one of {', '.join(choices)}" if choices else f"the default is {getattr(config, field)!r}"
+    return f"one of {', '.join(choices)}" if choices else f"the default is {getattr(config(), field)!r}"
 
 
 def _check_heartbeats(config: Config) -> Config:
@@ -502,7 +505,7 @@ def _check_trace(config: Config) -> Config:
 
 
 # ------------------------------------------------------------ launch config
-# Settings of the commands that start and submit jobs, and of a node's place; in one dataclass, read like `Config`.
+# Settings of the commands that start and submit jobs, and of a node's place; in one struct, read like `Config`.
 
 
 LauncherName = Literal["auto", "srun", "openmpi", "mpich", "intelmpi", "pals", "flux"]
@@ -511,8 +514,7 @@ ExecutorName = Literal["auto", "slurm", "pbs", "flux", "local"]
 """Place of submitted jobs."""
 
 
-@dataclass(frozen=True)
-class LaunchConfig:
+class LaunchConfig(msgspec.Struct, frozen=True):
     """Text, most of it; "" where the site and the user say nothing.
 
     Attributes:
@@ -574,7 +576,7 @@ class LaunchConfig:
         Raises:
             ValueError: a variable is not valid; the message names it.
         """
-        names = {field.name: PREFIX + field.name.upper() for field in fields(cls)}
+        names = {field: PREFIX + field.upper() for field in cls.__struct_fields__}
         texts = {field: environ[name] for field, name in names.items() if environ.get(name)}
         sources = {field: f"{names[field]}={text!r}" for field, text in texts.items()}
         return cls(**convert(cls, texts, sources, strict=False))

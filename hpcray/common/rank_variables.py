@@ -5,11 +5,11 @@ PALS and everything else that speaks PMI; MVAPICH's mpirun_rsh; Flux. (srun's st
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class RankVariables:
+class RankVariables(Struct, frozen=True):
     """The variables of one family of launchers.
 
     Attributes:
@@ -28,8 +28,7 @@ class RankVariables:
     nodes: str = ""
 
 
-@dataclass(frozen=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True):
     """One rank: `kind` as in `RankVariables`; `here` is 0 and `job` "" where the launcher does not say."""
 
     kind: str

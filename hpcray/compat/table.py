@@ -302,8 +302,8 @@ PROGRAMS = {"ray.scripts.scripts": "main"}
 
 SETTERS = {
     "ray._private.auto_init_hook.enable_auto_connect": "hpcray.api.session:enable_auto_init",
-    "ray.actor._actor_launch_hook": "hpcray.api.launch_hooks:set_actor_launch_hook",
-    "ray.remote_function._task_launch_hook": "hpcray.api.launch_hooks:set_task_launch_hook",
+    "ray.actor._actor_launch_hook": "hpcray.api.scheduling_strategies:set_actor_launch_hook",
+    "ray.remote_function._task_launch_hook": "hpcray.api.scheduling_strategies:set_task_launch_hook",
 }
 """Names that Ray's libraries and tests set: the function that is called with the new value."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -22,8 +21,7 @@ PAUSED_THREADS = "HPCRAY_PAUSED_"
 """Before the keys, beside those of breakpoints, of threads that wait in a debugger of another kind."""
 
 
-@dataclass
-class ProcessInfo:
+class ProcessInfo(msgspec.Struct):
     """One process of the job.
 
     Attributes:
@@ -49,8 +47,7 @@ class ProcessInfo:
         return f"{show_proc(self.proc)} ({what}, pid {self.pid})"
 
 
-@dataclass
-class ClusterRoster:
+class ClusterRoster(msgspec.Struct):
     """One node and who is on it.
 
     Attributes:
@@ -66,10 +63,10 @@ class ClusterRoster:
     alive: bool
     problem: str = ""
     template: int = 0
-    processes: list[ProcessInfo] = field(default_factory=list)
-    ended: list[dict[str, Any]] = field(default_factory=list)
-    ended_drivers: list[dict[str, Any]] = field(default_factory=list)
-    preloaded: dict[str, str] = field(default_factory=dict)
+    processes: list[ProcessInfo] = msgspec.field(default_factory=list)
+    ended: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    ended_drivers: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    preloaded: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class ClusterQuery:

@@ -36,7 +36,6 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import asdict
 from functools import partial
 from itertools import islice, takewhile
 from operator import itemgetter
@@ -341,7 +340,7 @@ class Introspection:
         entries = self._process.table.entries
         self._process.drain()
         return [
-            asdict(status_of_object(self._process, oid, entries[oid]))
+            msgspec.structs.asdict(status_of_object(self._process, oid, entries[oid]))
             if oid in entries
             else None  # freed, or never ours
             for oid in oids

@@ -52,7 +52,6 @@ from hpcray.common.job_names import (
 from hpcray.diagnostics.figures_gathering import FIGURES
 from hpcray.diagnostics.node_figures import NodeFigures
 from hpcray.diagnostics.process_activity import ActivityMeter, waits_of
-from hpcray.diagnostics.record_replay import Recorder, portion
 from hpcray.platform.private_files import open_private_file
 from hpcray.platform.process_tree import ProcessIdentity, describe_process
 from hpcray.platform.stacks import read_stack_dump, request_stack_dumps, thread_stacks
@@ -69,6 +68,8 @@ class CoreRecorders:
     """The records of one raylet's cores. Make it before their first input, and before handlers are bound."""
 
     def __init__(self, parts: NodeParts) -> None:
+        from hpcray.diagnostics.record_replay import Recorder  # few jobs are recorded
+
         context, lease_manager, store, head = parts.context, parts.lease_manager, parts.store, parts.head
         config = context.config
         common: dict[str, Any] = {"config": config.as_dict()}
@@ -105,6 +106,8 @@ class CoreRecorders:
         """Return about 1 MB of the record of core `name`, from input `start` on; without `name`, the cores' names."""
         if not name:
             return list(self._recorders)
+        from hpcray.diagnostics.record_replay import portion
+
         return portion(self._recorders[name].record, start)
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -564,8 +564,7 @@ def _replay_owner(record: Record, done: Replay, most: int) -> None:
         pass
 
 
-@dataclass
-class Difference:
+class Difference(msgspec.Struct):
     """An input after which a core decided differently this time."""
 
     step: int
@@ -575,14 +574,13 @@ class Difference:
     now: str
 
 
-@dataclass
-class Replay:
+class Replay(msgspec.Struct):
     """The result of a replay. steps: inputs that were given again."""
 
     core: str
     node: int
     steps: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[Difference] = msgspec.field(default_factory=list)
     error: str = ""
     proc: bytes = b""
 

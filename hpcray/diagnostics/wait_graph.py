@@ -6,9 +6,10 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
+
+from msgspec import Struct, field
 
 from hpcray.common.ids import PUT_INDEX, RESIDENT_INDEX, TASK_BYTES, node_of, number_of, owner_of, raylet_of, show_proc
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS
@@ -34,8 +35,7 @@ READY, FETCHED, FOREIGN, WRITING, GROUP = "ready", "fetched", "foreign", "writin
 ARGUMENTS, QUEUED, SENT, ACTOR, PAUSED = "arguments", "queued", "sent", "actor", "paused"
 
 
-@dataclass
-class ObjectStatus:
+class ObjectStatus(Struct):
     """The state of one object, as far as one process knows it.
 
     Attributes:
@@ -178,8 +178,7 @@ _MAX_HOLDERS = 5
 """Processes shown that hold a missing resource."""
 
 
-@dataclass
-class WaitReason:
+class WaitReason(Struct):
     """One line of the answer.
 
     Attributes:

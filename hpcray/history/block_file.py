@@ -20,7 +20,8 @@ import time
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 FIRST_LINE = b"hpcray-history 1\n"
 MARK = b"\xf7hB\x1a"
@@ -49,8 +50,7 @@ def _checksum(flags: int, content: bytes | memoryview) -> int:
     return zlib.crc32(content, zlib.crc32(struct.pack("<BI", flags, len(content))))
 
 
-@dataclass
-class Damage:
+class Damage(Struct):
     """The skipped parts of a file: places where blocks should be, and bytes. `cut`: the last block is not whole."""
 
     places: int = 0

@@ -13,7 +13,6 @@ import re
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
@@ -520,8 +519,7 @@ BLOCKED, QUEUED, FREE = "lent by tasks blocked in get, and not used", "free, wit
 UNKNOWN = "reserved, and not seen"
 
 
-@dataclass
-class _Reservation:
+class _Reservation(msgspec.Struct):
     """The last answer of one process: since when, cores, seconds of tasks, of CPU; whether it is an actor."""
 
     at: float

@@ -17,8 +17,9 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from hpcray.platform.config_files import configured_environment
 from hpcray.platform.private_files import PrivateDirectory
@@ -44,8 +45,7 @@ SHORTEST_PREFIX = 4
 JobT = TypeVar("JobT")
 
 
-@dataclass(frozen=True)
-class JobNames:
+class JobNames(Struct, frozen=True):
     """Ids and names of a job.
 
     Attributes:
@@ -119,8 +119,7 @@ def file_name(node: int, number: int) -> str:
     return f"node-{node}.{number}.blocks"
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Struct, frozen=True):
     """One run of a job.
 
     Attributes:

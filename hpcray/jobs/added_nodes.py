@@ -248,7 +248,7 @@ def _wait_for_nodes(where: str, count: int, check: Callable[[int], None]) -> Non
 def _start_timeout(token: str) -> float:
     """Seconds in which the job's nodes have to be up."""
     settings = msgspec.json.decode(read_private_file(token, CLOSED)).get("settings", {})
-    return float(settings.get("start_timeout", Config.start_timeout))
+    return float(settings.get("start_timeout", Config().start_timeout))
 
 
 def _batch_log(token: str, job_id: str) -> str:

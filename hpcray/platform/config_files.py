@@ -16,16 +16,17 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import fields, replace
 from typing import Any
 
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from hpcray.common.config import (
     OTLP_FILE,
     PREFIX,
     RAY_VARIABLES,
     REMOVED_SETTINGS,
+    SIZES,
     Config,
     LaunchConfig,
     convert,
@@ -56,11 +57,10 @@ _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
 _TABLE = re.compile(r"\s*\[\s*([^\[\]]+?)\s*\]\s*(?:#.*)?")
 _KEY = re.compile(r"\s*([\w\"'.-]+?)\s*=")
 _FIELDS: dict[str, type[Config] | type[LaunchConfig]] = {
-    **{field.name: LaunchConfig for field in fields(LaunchConfig)},
-    **{field.name: Config for field in fields(Config)},
+    **dict.fromkeys(LaunchConfig.__struct_fields__, LaunchConfig),
+    **dict.fromkeys(Config.__struct_fields__, Config),
 }
-_SIZES = frozenset(field.name for field in fields(Config) if field.type == "Bytes")
-SETTINGS = (*(field.name for field in fields(LaunchConfig)), *(field.name for field in fields(Config)))
+SETTINGS = (*LaunchConfig.__struct_fields__, *Config.__struct_fields__)
 """Names of all settings."""
 
 
@@ -180,7 +180,7 @@ def setting_sources(environ: Mapping[str, str], partition: str | None = None) ->
     """
     files = _applied(environ, partition)
     seen = configured_environment(environ, partition)
-    values = {**vars(LaunchConfig.from_env(seen)), **vars(Config.from_env(seen))}
+    values = {**asdict(LaunchConfig.from_env(seen)), **asdict(Config.from_env(seen))}
     rows = []
     for name in SETTINGS:
         variable, rays = PREFIX + name.upper(), RAY_VARIABLES.get(name, "")
@@ -268,7 +268,7 @@ def _setting(path: str, lines: Mapping[tuple[str, str], int], partition: str, na
     if config is None:
         raise ConfigFileError(f"{where}: {name} is no setting; hint: {_suggestion(name)}")
     wanted = value
-    if isinstance(value, str) and name in _SIZES:
+    if isinstance(value, str) and name in SIZES:
         with contextlib.suppress(ValueError):  # text that is no size stays as it is, and is refused
             wanted = parse_size(value)
     try:

@@ -31,7 +31,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import msgspec
@@ -112,8 +111,7 @@ _REASON_SLOTS, _REASON_BYTES = 32, 2048
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 
-@dataclass(frozen=True)
-class WorkerCode:
+class WorkerCode(msgspec.Struct, frozen=True):
     """What a fork server runs in the processes that it forks.
 
     Attributes:

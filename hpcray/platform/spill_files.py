@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -120,8 +119,7 @@ def file_system_type(path: str, mounts: str | None = None) -> str:
     return kind
 
 
-@dataclass(slots=True)
-class _ThreadState:
+class _ThreadState(Struct):
     """State of one thread.
 
     Attributes:

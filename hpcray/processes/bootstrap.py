@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
@@ -44,8 +43,7 @@ _COMMAND = (
 )
 
 
-@dataclass
-class ClusterEntry:
+class ClusterEntry(msgspec.Struct):
     """The session to connect to.
 
     Attributes:

@@ -72,7 +72,7 @@ def run_node(
     try:
         with ended_by_sigterm(node.session.remove):
             # Not before: workers would inherit the modules.
-            from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
+            from hpcray.autoscaler.node_autoscaling import NodeAutoscaling
             from hpcray.diagnostics.raylet_introspection import RayletIntrospection
             from hpcray.processes.job_cleanup import JobCleanup
             from hpcray.runtime.node.node import open_node, serve
@@ -82,7 +82,7 @@ def run_node(
             gc.enable()
             node.template.load()  # not before: importing at the same time would slow down both on few cores
             features = NodeFeatures(
-                autoscaling=AutoscalerRunner,
+                autoscaling=NodeAutoscaling,
                 diagnostics=RayletIntrospection,
                 labels=_find_labels,
                 share_directory=partial(_share_directory, node),

@@ -7,7 +7,8 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from hpcray.common.exceptions import StartupError
 from hpcray.history.runs import JobNames, jobs_meant, program_names
@@ -19,8 +20,7 @@ _OWN_PROCESSES = "hpcray-"
 _SHOWN = 80  # characters of a command line
 
 
-@dataclass(frozen=True)
-class RunningJob:
+class RunningJob(Struct, frozen=True):
     """A job that has nodes on this machine.
 
     Attributes:

@@ -17,8 +17,9 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from hpcray.platform.private_files import (
     CLOSED,
@@ -317,8 +318,7 @@ class PythonSetupError(Exception):
     """The setup of a Python failed; the message gives the step and its output."""
 
 
-@dataclass
-class PythonOfWorkers:
+class PythonOfWorkers(Struct):
     """The Python that workers of an environment run with.
 
     Attributes:

@@ -597,7 +597,7 @@ def injections(sources: Iterable[Source], known: Declared | None = None) -> Coun
 
 def _is_record(node: ast.ClassDef, records: set[str]) -> bool:
     if records & set(map(_base_name, node.bases)):
-        return True
+        return not _has_identity(node)
     for mark in node.decorator_list:
         if isinstance(mark, ast.Call) and last_name(mark.func) == "dataclass":
             return any(
@@ -607,10 +607,18 @@ def _is_record(node: ast.ClassDef, records: set[str]) -> bool:
     return False
 
 
+def _has_identity(node: ast.ClassDef) -> bool:
+    """Whether it is a `Struct` with `eq=False`: not a record, but an object with a life of its own."""
+    return any(
+        keyword.arg == "eq" and isinstance(keyword.value, ast.Constant) and not keyword.value.value
+        for keyword in node.keywords
+    )
+
+
 def attributes(sources: Iterable[Source]) -> dict[str, int]:
     """The attributes of each class that has any: names that its methods assign on `self`, names of `__slots__`, and
-    fields of a dataclass; those of its bases in hpcray too. Records do not count: a `msgspec.Struct`, a frozen
-    dataclass, a named tuple, a protocol."""
+    fields of a dataclass or a struct; those of its bases in hpcray too. Records do not count: a `msgspec.Struct` that
+    is compared by its fields, a frozen dataclass, a named tuple, a protocol."""
     classes: dict[str, ast.ClassDef] = {}
     for source in sources:
         for node in source.classes():
@@ -629,9 +637,10 @@ def attributes(sources: Iterable[Source]) -> dict[str, int]:
 
 def _own_attributes(node: ast.ClassDef) -> set[str]:
     found: set[str] = set()
-    is_dataclass = "dataclass" in [last_name(m.func if isinstance(m, ast.Call) else m) for m in node.decorator_list]
+    marks = [last_name(mark.func if isinstance(mark, ast.Call) else mark) for mark in node.decorator_list]
+    has_fields = "dataclass" in marks or _has_identity(node)
     for child in node.body:
-        if is_dataclass and isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+        if has_fields and isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
             if _base_name(child.annotation) != "ClassVar":
                 found.add(child.target.id)
         elif isinstance(child, ast.Assign) and last_name(child.targets[0]) == "__slots__":

@@ -10,7 +10,7 @@ from typing import Any
 
 from simnet import SimNet
 
-from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
+from hpcray.autoscaler.node_autoscaling import NodeAutoscaling
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, node_of, raylet_of
 from hpcray.common.resources import to_units
@@ -227,7 +227,7 @@ class SimNode:
         detector = HeadFailureDetector(rank, config) if rank else None
         self.cluster = ClusterMember(
             self.raylet, self.leaving, Nothing(), 0, (), node_manager, detector, SimWires(self.control), lambda: None,
-            lambda: None, SimpleNamespace(autoscaling=AutoscalerRunner, near_sets=None, cancel_jobs=None), rank == 0,
+            lambda: None, SimpleNamespace(autoscaling=NodeAutoscaling, near_sets=None, cancel_jobs=None), rank == 0,
         )  # type: ignore[arg-type]  # fmt: skip
         self.raylet.start(self.cluster, self.cluster.handlers(), self.cluster.effect_handlers())
         for kind in (m.StartActor, m.PrepareBundles, m.CommitBundles, m.ReturnBundles, m.GrantLeases):

@@ -74,7 +74,7 @@ def test_every_setting_says_where_it_comes_from(site: Path) -> None:
     assert (rows["task_oom_retries"].value, rows["task_oom_retries"].source) == (3, "RAY_task_oom_retries")
     assert (rows["tick"].value, rows["tick"].source) == (0.25, "HPCRAY_TICK")
     assert (rows["partition"].value, rows["partition"].source) == ("cpu", f"{site}/system.toml:5")
-    assert (rows["spin"].value, rows["spin"].source) == (Config.spin, "default")
+    assert (rows["spin"].value, rows["spin"].source) == (Config().spin, "default")
 
 
 def test_without_files_the_environment_is_used_as_it_is(site: Path) -> None:
@@ -161,9 +161,9 @@ def test_a_file_that_cannot_be_read_is_named(site: Path, monkeypatch: pytest.Mon
 
 
 def test_every_setting_of_commands_is_a_known_variable() -> None:
-    names = {name.upper() for name in vars(LaunchConfig())}
+    names = {name.upper() for name in LaunchConfig.__struct_fields__}
     assert names <= set(config_module._OTHER_VARIABLES)
-    assert not names & {name.upper() for name in vars(Config())}
+    assert not names & {name.upper() for name in Config.__struct_fields__}
 
 
 def test_directories_of_the_configuration_are_used(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from helpers.documents import LANGUAGES, MODES, NOT_RUN, RUN, anchors, blocks, inline_code, links, pages
 from helpers.jobs import ROOT
 from helpers.source_laws import CONVERSATIONAL
+from msgspec import structs
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -73,7 +73,7 @@ def test_the_readme_claims_no_speed_that_the_page_on_performance_lacks() -> None
 
 
 def test_every_variable_in_the_docs_is_read_by_the_code() -> None:
-    settings = {f"HPCRAY_{field.name.upper()}" for field in fields(Config)}
+    settings = {f"HPCRAY_{name.upper()}" for name in Config.__struct_fields__}
     code = "".join(path.read_text() for path in [*(ROOT / "hpcray").rglob("*.py"), *(ROOT / "tests").rglob("*.py")])
     named = {name for page in pages() for name in VARIABLE.findall(page.read_text())}
     unknown = {name for name in named - settings if name not in code}
@@ -82,7 +82,7 @@ def test_every_variable_in_the_docs_is_read_by_the_code() -> None:
 
 
 def test_defaults_in_the_tables_of_settings_are_those_of_the_code() -> None:
-    defaults = {f"HPCRAY_{field.name.upper()}": field.default for field in fields(Config)}
+    defaults = {f"HPCRAY_{name.upper()}": value for name, value in structs.asdict(Config()).items()}
     checked = 0
     for page in pages():
         for line in page.read_text().splitlines():

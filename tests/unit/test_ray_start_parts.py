@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import itertools
 import os
@@ -390,7 +389,7 @@ def test_outside_of_an_allocation_only_what_runs_here_counts(registry: Registry)
 def test_settings_of_started_clusters_have_defaults() -> None:
     from hpcray.common.config import LaunchConfig
 
-    found = dataclasses.asdict(LaunchConfig.from_env({"HPCRAY_START_BELL": "0", "HPCRAY_JOIN_WAIT": "5"}))
+    found = msgspec.structs.asdict(LaunchConfig.from_env({"HPCRAY_START_BELL": "0", "HPCRAY_JOIN_WAIT": "5"}))
     assert (found["start_bell"], found["join_wait"], found["head_wait"]) == (False, 5.0, 300.0)
 
 

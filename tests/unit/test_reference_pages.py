@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -58,7 +57,7 @@ def test_every_module_of_ray_has_a_stub_and_no_other_is_left() -> None:
 def test_every_setting_has_a_row_with_a_meaning() -> None:
     rows = [line.split(" | ") for line in generate.settings().splitlines() if line.startswith("| `HPCRAY_")]
     assert [row[0] for row in rows] == [
-        f"| `HPCRAY_{field.name.upper()}`" for field in (*fields(Config), *fields(LaunchConfig))
+        f"| `HPCRAY_{name.upper()}`" for name in (*Config.__struct_fields__, *LaunchConfig.__struct_fields__)
     ]
     assert not [row[0] for row in rows if len(row[3].strip(" |")) < 10]
 

@@ -7,8 +7,9 @@ for a notebook also `:task_id:<hex>`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from hpcray.common.job_names import LOG_PREFIX_ACTOR_NAME, LOG_PREFIX_JOB_ID, LOG_PREFIX_TASK_ID, LOG_PREFIX_TASK_NAME
 from hpcray.protocol.messages import WorkerOutput
@@ -24,8 +25,7 @@ LONGEST_LINE = 1 << 20
 """Bytes of a line, without its end, that are shown as a line."""
 
 
-@dataclass(slots=True)
-class _Stream:
+class _Stream(Struct):
     """One output of one worker.
 
     Attributes:
@@ -133,8 +133,7 @@ _EXPLANATION = (
 )
 
 
-@dataclass(slots=True)
-class _Pattern:
+class _Pattern(Struct):
     """Lines that differ in words with digits only.
 
     Attributes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from msgspec import Struct
 
 from hpcray.common.ids import TASK_BYTES
 from hpcray.core.core_worker.object_entry import PENDING, ObjectEntry
@@ -40,8 +41,7 @@ class FunctionDescriptor:
         return template
 
 
-@dataclass(frozen=True)
-class ExtraOptions:
+class ExtraOptions(Struct, frozen=True, dict=True):
     """Options that few tasks and actor calls have. They travel in a message of their own (`CallOptions`).
 
     name: for people, "" means that of the function. group: concurrency group, "" means the method's. stream: values

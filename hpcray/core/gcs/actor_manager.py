@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -27,8 +26,7 @@ ENDED_KEPT = 100_000
 """Forgotten actors, and dead processes, that are remembered; a question about an earlier one waits for ever."""
 
 
-@dataclass(slots=True)
-class PendingLookup:
+class PendingLookup(msgspec.Struct):
     """Messages about one actor that came ahead of its registration.
 
     Attributes:
@@ -36,7 +34,7 @@ class PendingLookup:
         killed: why it is to die as soon as it is registered, or "".
     """
 
-    watchers: set[bytes] = field(default_factory=set)
+    watchers: set[bytes] = msgspec.field(default_factory=set)
     killed: str = ""
 
 
@@ -146,8 +144,7 @@ Admission = Callable[[float, m.ActorSpec], "tuple[str, bytes] | None"]
 """Given the time and an actor: why the actor is not started, and the pickled error of its calls. None: it may start."""
 
 
-@dataclass(slots=True, eq=False)
-class Actor:
+class Actor(msgspec.Struct, eq=False):
     """One actor.
 
     Attributes:
@@ -179,7 +176,7 @@ class Actor:
     moves: int = 0
     reason: str = ""
     error: bytes = b""
-    watchers: set[bytes] = field(default_factory=set)
+    watchers: set[bytes] = msgspec.field(default_factory=set)
     out_of_scope: bool = False
     complete: bool = True
     since: float = 0.0
@@ -189,9 +186,9 @@ class Actor:
     reported: bool = False
     queued_at_busy_node: int = -1
     queued_there_since: float = 0.0
-    former_workers: deque[bytes] = field(default_factory=lambda: deque(maxlen=FORMER_WORKERS_KEPT))
+    former_workers: deque[bytes] = msgspec.field(default_factory=lambda: deque(maxlen=FORMER_WORKERS_KEPT))
     sent_at: float = float("-inf")
-    soft: Resources = field(init=False)
+    soft: Resources = msgspec.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         hold = dict(self.spec.hold.resources)

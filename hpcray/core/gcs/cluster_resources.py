@@ -6,7 +6,8 @@ import heapq
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from hpcray.common.labels import (
     ACCELERATOR,
@@ -196,8 +197,7 @@ _NODES_SHOWN, _HOSTS_SHOWN = 16, 4
 Request = tuple[tuple[str, int], ...]
 
 
-@dataclass(slots=True, eq=False)
-class NodeResources:
+class NodeResources(Struct, eq=False):
     """One live node. Amounts in units.
 
     Attributes:
@@ -220,10 +220,10 @@ class NodeResources:
     last_view: Resources = field(default_factory=dict)
     soft: Resources = field(default_factory=dict)
     rejected_shapes: set[Request] = field(default_factory=set)
-    total: Resources = field(init=False)
+    total: Resources = field(default_factory=dict)
     in_bundles: Resources = field(default_factory=dict)
     lasting: Resources = field(default_factory=dict)
-    labels: dict[str, str] = field(init=False)
+    labels: dict[str, str] = field(default_factory=dict)
     implicit: Resources = field(default_factory=dict)
     turn: int = 0
 

@@ -11,11 +11,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from operator import itemgetter
 from typing import Any
+
+from msgspec import Struct, field
 
 from hpcray.common.ids import node_of, raylet_of
 from hpcray.common.labels import PREFIX, fails_when_busy, names_nodes, near_node, node_affinity, show_strategy
@@ -142,8 +143,7 @@ DemandKey = tuple[bytes, int]
 """Holder and scheduling class."""
 
 
-@dataclass(slots=True)
-class InFlightGrant:
+class InFlightGrant(Struct):
     """A GrantLeases whose effect no report shows yet.
 
     Attributes:
@@ -157,8 +157,7 @@ class InFlightGrant:
     bound: bool
 
 
-@dataclass(slots=True, eq=False)
-class OpenShape:
+class OpenShape(Struct, eq=False):
     """The open demands of one shape.
 
     Attributes:
@@ -245,8 +244,7 @@ class OpenDemands:
                 assert self._patient[shape] is one, shape
 
 
-@dataclass(slots=True, eq=False)
-class UnmetDemand:
+class UnmetDemand(Struct, eq=False):
     """Leases that one process lacks for one scheduling class.
 
     Attributes:
@@ -279,7 +277,7 @@ class UnmetDemand:
     coming: int = 0
     received: int = 0
     refused_by: int = -1
-    anywhere: m.Shape = field(init=False)
+    anywhere: m.Shape = m.Shape(())
     in_flight: list[InFlightGrant] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -8,10 +8,9 @@ began the drain and there is nothing to wait for: no checkpoint, and a program t
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Union
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from hpcray.common.ids import raylet_of
 from hpcray.core.effects import Effect, Send
@@ -79,8 +78,7 @@ class EndJob(Struct, frozen=True):
 Outcome = Union[Send, Announce, StartSaving, AllSaved, EndJob]
 
 
-@dataclass(slots=True)
-class DrainCore:
+class DrainCore(Struct):
     """The drain of one job: events in, outcomes out. Times are monotonic seconds.
 
     Args:
@@ -250,8 +248,7 @@ MOST_TARGETS = 64
 """Nodes among which the owners on one node choose for their objects. Those on another node choose among others."""
 
 
-@dataclass(slots=True, frozen=True)
-class NodeLeft:
+class NodeLeft(Struct, frozen=True):
     """A node has nothing that the job needs: declare it dead. kept_at: nodes that keep objects of its processes."""
 
     node: int
@@ -259,8 +256,7 @@ class NodeLeft:
     kept_at: tuple[int, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class LeavingChanged:
+class LeavingChanged(Struct, frozen=True):
     """These nodes are about to leave, by their deadlines: place nothing there."""
 
     deadlines: dict[int, float]
@@ -269,8 +265,7 @@ class LeavingChanged:
 DepartureEvent = Union[NodeLeft, LeavingChanged]
 
 
-@dataclass(slots=True)
-class _Departure:
+class _Departure(Struct):
     reason: str
     deadline: float
     evacuate_at: float

@@ -18,7 +18,6 @@ Two cores: `HandshakeAcceptor` is in the head's raylet, `HandshakeInitiator` in 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import Union
 
 import msgspec
@@ -108,8 +107,7 @@ _KIND_OF = {kind: number for number, kind in _KINDS.items()}
 Content = Union[JoinRequest, Challenge, Proof, Admitted, JoinRefused]
 
 
-@dataclass(slots=True, frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """Send this message to the UCX worker at `address`, on `host`."""
 
     address: bytes
@@ -117,8 +115,7 @@ class Answer:
     message: bytes
 
 
-@dataclass(slots=True, frozen=True)
-class Proven:
+class Proven(msgspec.Struct, frozen=True):
     """A world has proved that it belongs to the job: call `HandshakeAcceptor.admit` or `refuse` with `key`."""
 
     key: bytes
@@ -166,8 +163,7 @@ def _mac(key: bytes, kind: bytes, before: bytes, body: bytes) -> bytes:
     return mac.digest()
 
 
-@dataclass(slots=True)
-class _PendingAdmission:
+class _PendingAdmission(msgspec.Struct):
     state: str
     since: float
     request: JoinRequest

@@ -11,7 +11,6 @@ on, and the node ends when it hears of its death. Each death has a number, its *
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Union
 
 import msgspec
@@ -168,10 +167,9 @@ class PeerProbe:
         return sorted(tracker.expected()), sorted(accused)
 
 
-@dataclass(slots=True)
-class _Accusation:
+class _Accusation(msgspec.Struct):
     since: float
-    why: dict[int, str] = field(default_factory=dict)
+    why: dict[int, str] = msgspec.field(default_factory=dict)
 
 
 class AccusationArbiter:
@@ -255,36 +253,31 @@ STOP_GRACE = 1.0
 """Seconds after `stop_timeout`, which nodes have to end their processes, in which their NodeStopped may arrive."""
 
 
-@dataclass(slots=True, frozen=True)
-class AllIn:
+class AllIn(msgspec.Struct, frozen=True):
     """Every rank has joined; the node table is on its way to all of them."""
 
     nodes: list[m.NodeInfo]
 
 
-@dataclass(slots=True, frozen=True)
-class ClusterUp:
+class ClusterUp(msgspec.Struct, frozen=True):
     """Every rank has applied the table: call `Gcs.cluster_up`, then the driver may start."""
 
     nodes: list[m.NodeInfo]
 
 
-@dataclass(slots=True, frozen=True)
-class NodesAdded:
+class NodesAdded(msgspec.Struct, frozen=True):
     """Nodes have joined the running job, and all others know them: call `Gcs.nodes_joined`."""
 
     infos: list[m.NodeInfo]
 
 
-@dataclass(slots=True, frozen=True)
-class StartFailed:
+class StartFailed(msgspec.Struct, frozen=True):
     """The cluster did not come up. `reason` names the ranks. All nodes that joined have been sent Stop."""
 
     reason: str
 
 
-@dataclass(slots=True, frozen=True)
-class NodeLost:
+class NodeLost(msgspec.Struct, frozen=True):
     """A node died: call `Gcs.node_died`, and the raylet core's on the head's node (the others get NodeDied).
 
     Send NodeDied to the node itself, too: it may be alive behind a cut link, and has to end. epoch: of this death.
@@ -297,16 +290,14 @@ class NodeLost:
     kept_at: tuple[int, ...] = ()
 
 
-@dataclass(slots=True, frozen=True)
-class AllStopped:
+class AllStopped(msgspec.Struct, frozen=True):
     """The job has ended. `missing`: nodes whose NodeStopped has not come in time."""
 
     code: int
     missing: list[int]
 
 
-@dataclass(slots=True, frozen=True)
-class MajorityLost:
+class MajorityLost(msgspec.Struct, frozen=True):
     """Most nodes have fallen silent at once: they go on without this one, under another head."""
 
     silent: int
@@ -321,8 +312,7 @@ HANDLES: tuple[type, ...] = (
 """Message types for `NodeManager.handle`; the head's own raylet sends the first three, and the last, to itself."""
 
 
-@dataclass(slots=True, eq=False)
-class _JoiningNodes:
+class _JoiningNodes(msgspec.Struct, eq=False):
     """Nodes that join the running job together.
 
     Attributes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from hpcray.common.ids import node_of, owner_of, raylet_of
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, show_strategy
@@ -57,8 +58,7 @@ LARGE_CLUSTER = 64
 """Nodes from which on a cluster is a large one."""
 
 
-@dataclass(slots=True, eq=False)
-class GcsPlacementGroup:
+class GcsPlacementGroup(Struct, eq=False):
     """One placement group.
 
     Attributes:
@@ -685,8 +685,7 @@ def _unknown_group(dest: bytes, group: bytes) -> Send:
     return Send(dest, m.PlacementGroupStateUpdate(group, REMOVED, "it was removed"))
 
 
-@dataclass(slots=True)
-class Demand:
+class Demand(Struct):
     """Equal requests that wait.
 
     Attributes:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -153,8 +152,7 @@ class TableReader:
         return b"" if proc in watchers else None
 
 
-@dataclass
-class NodeRoster:
+class NodeRoster(msgspec.Struct):
     """The session and its nodes, from the rows.
 
     Attributes:
@@ -262,8 +260,7 @@ _COUNTER_BITS = 24
 same process id in every run."""
 
 
-@dataclass
-class Resumed:
+class Resumed(msgspec.Struct):
     """Result of `resume_job`.
 
     Attributes:
@@ -274,7 +271,7 @@ class Resumed:
     actors: int = 0
     groups: int = 0
     values: int = 0
-    lost: list[str] = field(default_factory=list)
+    lost: list[str] = msgspec.field(default_factory=list)
 
 
 def resume_job(tables: GcsTables, dirty_rows: DirtyRows, now: float, snapshot: TableSnapshot, run: int) -> Resumed:

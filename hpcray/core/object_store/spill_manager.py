@@ -8,7 +8,8 @@ in *segments*, files that are filled one after the other and closed when nothing
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from hpcray.core.effects import DiscardSpilled, Effect, LendSpilled, Piece, Send, WriteSpill
 from hpcray.core.object_store.allocator import Allocator, CreateRequestQueue, LruEvictionPolicy, format_size
@@ -20,8 +21,7 @@ _MIN_PAGED_BYTES = 16 * PAGE
 """Bytes from which on an object has its pages on disk to itself: written without a copy, and given back whole."""
 
 
-@dataclass(slots=True)
-class _Segment:
+class _Segment(Struct):
     """end: where the next object goes. live: objects in it, those being written included."""
 
     end: int = 0
@@ -191,8 +191,7 @@ _MAX_SEQUENCES = 16  # readers that are distinguished
 _MAX_GAP = 16  # objects that are gone may lie between two of one sequence
 
 
-@dataclass(slots=True)
-class _Sequence:
+class _Sequence(Struct):
     """A reader that goes on from one object to the next.
 
     Attributes:

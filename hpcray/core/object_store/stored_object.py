@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from heapq import heappop, heappush
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from hpcray.common.ids import node_of, owner_of
 from hpcray.common.labels import Place
@@ -145,8 +144,7 @@ class SpillSlot(Struct, frozen=True):
     number: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class ChunkedPush:
+class ChunkedPush(Struct, eq=False):
     """One object on its way to another node, chunk by chunk.
 
     Attributes:
@@ -180,8 +178,7 @@ class ChunkedPush:
         return self.next * self.chunk >= max(1, self.obj.size)
 
 
-@dataclass(slots=True, eq=False)
-class PullState:
+class PullState(Struct, eq=False):
     """The sources of a replica, tried one after the other, and what has arrived.
 
     An object travels in chunks, each with a receive of its own; the tags of one attempt follow each other. After a
@@ -325,8 +322,7 @@ class PullState:
         out.extend(CancelReceive(tag) for tag in self.posted)
 
 
-@dataclass(slots=True, eq=False)
-class StoredObject:
+class StoredObject(Struct, eq=False):
     """All that the store knows of one object.
 
     Attributes:

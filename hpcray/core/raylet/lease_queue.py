@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from hpcray.common.resources import Resources
 from hpcray.core.raylet.lease_requests import FIRST_RESERVATION, NEVER, LeaseRequest, QueueKey, WorkerEnv
@@ -100,8 +101,7 @@ Shortage = tuple["set[str]", "tuple[bytes, int] | None"]
 """Names of resources that are short; holder and scheduling class if only one request waits for them."""
 
 
-@dataclass(slots=True)
-class _Bucket:
+class _Bucket(Struct):
     """Waiting requests with the same resources and environment, in the order of their turns."""
 
     key: QueueKey

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from hpcray.common.ids import HEAD, node_of
 from hpcray.common.labels import ACTOR_SCHEDULING_CLASS, NEAR, bound_to, fails_when_busy, near_node
@@ -30,8 +31,7 @@ QueueKey = tuple[tuple[tuple[str, int], ...], WorkerEnv]
 """Resources and environment: requests with the same key can be served by the same worker and fit at the same time."""
 
 
-@dataclass(slots=True, eq=False)
-class LeaseRequest:
+class LeaseRequest(Struct, eq=False):
     """One holder's request for leases of one scheduling class, an actor to start here, or bundles to reserve here.
 
     Attributes:
@@ -107,11 +107,11 @@ class LeaseRequest:
     capacity: int = UNLIMITED
     capped: bool = False
     admit_at: float = NEVER
-    resources: Resources = field(init=False)
-    queue_key: QueueKey = field(init=False)
-    bundle: tuple[str, int] | None = field(init=False)
-    resources_in_bundle: Resources = field(init=False)
-    near: int | None = field(init=False)
+    resources: Resources = field(default_factory=dict)
+    queue_key: QueueKey = ((), ())
+    bundle: tuple[str, int] | None = None
+    resources_in_bundle: Resources = field(default_factory=dict)
+    near: int | None = None
 
     def __post_init__(self) -> None:
         self.near = near_node(self.shape.strategy)

@@ -8,7 +8,8 @@ All amounts are exact integers, in units.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from hpcray.common.resources import (
     ACCELERATORS,
@@ -180,8 +181,7 @@ BUNDLE_TRANSITIONS: dict[str, set[str]] = {
 allocations end, RETURNED when its resources are the node's again."""
 
 
-@dataclass(slots=True, eq=False)
-class ResourceAllocation:
+class ResourceAllocation(Struct, eq=False):
     """Resources held for one lease or one actor, from the decision to serve its request to the end of its worker.
 
     Attributes:
@@ -385,8 +385,7 @@ class ResourcePool:
             allocator.check_invariants(devices[name])
 
 
-@dataclass(slots=True, eq=False)
-class Bundle:
+class Bundle(Struct, eq=False):
     """Resources that the node holds for one bundle of a placement group.
 
     Attributes:

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from math import gcd
+
+from msgspec import Struct, field
 
 from hpcray.common.ids import raylet_of
 from hpcray.common.labels import NEAR, Place, nearest_nodes, place_of
@@ -49,8 +50,7 @@ TURNS_AFTER_REFUSAL = 16
 _FACTOR = 2654435761
 
 
-@dataclass(slots=True, eq=False)
-class PeerRequest:
+class PeerRequest(Struct, eq=False):
     """A request that other nodes know, and the GCS does not.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from msgspec import Struct
@@ -41,8 +40,7 @@ may go on to the next), LEAVING from the order to exit, or to kill it, to its de
 and refuses. In each state it may die."""
 
 
-@dataclass(slots=True, eq=False)
-class WorkerProcess:
+class WorkerProcess(Struct, eq=False):
     """One worker process.
 
     Attributes:

@@ -10,11 +10,9 @@ Programs name extensions of their own with the setting `extensions` (docs/how-to
 
 from __future__ import annotations
 
-import html
 import importlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
@@ -178,12 +176,7 @@ def _nothing(error: BaseException) -> None:
     """A process without a debugger does not wait for one."""
 
 
-def _escaped(ref: object) -> str:
-    return html.escape(repr(ref))
-
-
-@dataclass(frozen=True)
-class FeatureTable:
+class FeatureTable(msgspec.Struct, frozen=True):
     """Features that the entry point of a process hands to its core worker, as functions that import them.
 
     Attributes:
@@ -199,13 +192,13 @@ class FeatureTable:
         ref_html: called with a ref; the ref as HTML, for a notebook.
     """
 
-    extensions: Mapping[str, Loader] = field(default_factory=dict)
+    extensions: Mapping[str, Loader] = msgspec.field(default_factory=dict)
     transport_memory: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
     device_view: Callable[[Any, Arena, int, int, Callable[[], object]], memoryview | None] | None = None
     device_view_size: int = 1 << 20
     post_mortem: Callable[[BaseException], object] = _nothing
     record_table: Callable[..., tuple[ObjectTable, Any]] | None = None
-    ref_html: Callable[[Any], str] = _escaped
+    ref_html: Callable[[Any], str] = repr
 
 
 NO_FEATURES = FeatureTable()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import html
 import io
 import itertools
 import os
@@ -204,7 +203,7 @@ class ObjectRef(Generic[T_co]):
 
     def _repr_html_(self) -> str:
         process = current.process
-        return process.features.ref_html(self) if process is not None else html.escape(repr(self))
+        return process.features.ref_html(self) if process is not None else repr(self)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = current.process

@@ -9,7 +9,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from msgspec import Struct
 
@@ -81,8 +80,7 @@ class OpenNode(Struct, frozen=True):
     place: _Place
 
 
-@dataclass
-class _Outcome:
+class _Outcome(Struct):
     """How the loop ended. `failure`: why the cluster never came up. `broken`: MPI cannot be left in good order.
     `requeue`: the batch system is to run the job again. `decides`: the code is the job's."""
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from msgspec import Struct
 
 from hpcray.common.config import Config
 from hpcray.core.gcs.gcs import Gcs, RecoveringGcs
@@ -46,8 +47,7 @@ MakeAutoscaling = Callable[
 the head, and that return whether the job is about to end."""
 
 
-@dataclass(frozen=True)
-class NodeParts:
+class NodeParts(Struct, frozen=True):
     """Parts of a raylet that its diagnostics look at.
 
     Attributes:
@@ -69,8 +69,7 @@ class NodeParts:
     overflow: int
 
 
-@dataclass(frozen=True)
-class NodeFeatures:
+class NodeFeatures(Struct, frozen=True):
     """Functions that make the features of a raylet, which they import.
 
     Attributes:

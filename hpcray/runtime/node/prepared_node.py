@@ -11,7 +11,8 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from hpcray.common.config import Config
 from hpcray.core.raylet.frame_slots import SLOT_COUNT
@@ -40,8 +41,7 @@ _JOURNAL = "HPCRAY_JOURNAL_DIR"
 _OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
-@dataclass
-class PreparedNode:
+class PreparedNode(Struct):
     """The parts of a node that exist before its raylet does. `prepare` makes one.
 
     Attributes:

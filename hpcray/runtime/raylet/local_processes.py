@@ -6,8 +6,9 @@ import os
 import select
 import signal
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from hpcray.common.config import Config
 from hpcray.common.ids import HEAD, NIL_PROC, node_of, number_of
@@ -30,8 +31,7 @@ _LAST_WORDS = 0.25  # seconds from the request to a worker that is not needed an
 _REFUSAL_REPORT_INTERVAL = 10.0
 
 
-@dataclass
-class NodeContext:
+class NodeContext(Struct):
     """The facts about one node that its raylet and the parts of it share.
 
     Attributes:

@@ -12,7 +12,6 @@ import itertools
 import os
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -95,8 +94,7 @@ WINDOW = 1 << 20
 _NOTHING: tuple[()] = ()
 
 
-@dataclass(slots=True)
-class _Tail:
+class _Tail(msgspec.Struct):
     """A log file of a worker, as far as it was read.
 
     Attributes:

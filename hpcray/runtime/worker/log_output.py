@@ -14,10 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, cast
+
+from msgspec import Struct
 
 from hpcray.common.ids import raylet_of
 from hpcray.common.job_names import (
@@ -46,8 +47,7 @@ _RETRY_INTERVAL = 1.0
 """Seconds between two tries to write where that has failed."""
 
 
-@dataclass(slots=True)
-class _Part:
+class _Part(Struct):
     """The part of a file that one run of a task has written: from `start` to `end`; None: it was the last to write."""
 
     task: bytes

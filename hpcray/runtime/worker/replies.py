@@ -10,9 +10,10 @@ import traceback
 import types
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+
+from msgspec import Struct
 
 from hpcray.common.exceptions import AsyncioActorExit, RayError, TaskCancelledError
 from hpcray.common.ids import TaskID, raylet_of, return_index
@@ -320,8 +321,7 @@ def task_error(
         return make_task_error(name, RuntimeError(text), os.getpid(), node_ip_address(), actor, proctitle=proctitle)
 
 
-@dataclass(frozen=True, slots=True)
-class StreamingGeneratorStats:
+class StreamingGeneratorStats(Struct, frozen=True):
     """The value of a `yield` in a generator task: the seconds that it took to make an object of what it yielded."""
 
     object_creation_dur_s: float
