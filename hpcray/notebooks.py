@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import html
 import inspect
 import io
 import sys
@@ -110,6 +109,8 @@ _LONGEST_DOC = 500  # characters
 
 def table(title: str, rows: Mapping[str, object]) -> str:
     """A table of two columns, without the rows that say nothing."""
+    import html  # every driver imports this module, and few are notebooks
+
     cells = "".join(
         f"<tr><th style='text-align:left'>{html.escape(name)}</th>"
         f"<td style='text-align:left'>{html.escape(str(value))}</td></tr>"

@@ -6,7 +6,6 @@ is started with.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -14,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from hpcray.common.keyed_hash import blake2b
 from hpcray.platform.private_files import write_private_file
 from hpcray.runtime_env.runtime_env import PLUGINS_VARIABLE, RuntimeEnv, load_function
 from hpcray.runtime_env.runtime_env_setup import PythonSetupError, locked_path
@@ -159,7 +159,7 @@ async def _create(
     if uri is None:
         await plugin.create(None, env, context, logger=_logger)
         return
-    name = hashlib.blake2b(f"{plugin.name}\0{uri}".encode(), digest_size=16).hexdigest()
+    name = blake2b(f"{plugin.name}\0{uri}".encode(), digest_size=16).hexdigest()
     with locked_path(session_dir, f"plugin-{name}") as done:
         if not os.path.exists(done):
             await plugin.create(uri, env, context, logger=_logger)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import io
 import json
 import os
@@ -21,6 +20,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from hpcray.common.keyed_hash import blake2b
 from hpcray.platform.private_files import (
     CLOSED,
     is_trusted_owner,
@@ -122,7 +122,7 @@ def _spec(lines: Sequence[str]) -> object:
 
 def files_signature(root: str, names: Sequence[str]) -> str:
     """A digest of names, sizes and times; it changes when a file of the directory does."""
-    digest = hashlib.blake2b(digest_size=16)
+    digest = blake2b(digest_size=16)
     for name in names:
         state = os.stat(os.path.join(root, name))
         if name.endswith("/"):
@@ -256,7 +256,7 @@ def _need_size(what: str, unpacked: int, packed: int) -> None:
 
 def package_digest(package: bytes) -> str:
     """The digest that names a package."""
-    return hashlib.blake2b(package, digest_size=16).hexdigest()
+    return blake2b(package, digest_size=16).hexdigest()
 
 
 def unpack_package(session_dir: str, name: str, fetch: Callable[[], bytes]) -> str:
@@ -563,4 +563,4 @@ def _last(output: str) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return blake2b(text.encode(), digest_size=16).hexdigest()
