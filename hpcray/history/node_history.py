@@ -54,10 +54,11 @@ from hpcray.runtime.raylet.raylet import Raylet
 PERIOD = 1.0
 """Seconds between two questions to a process that works."""
 _LONGEST_PERIOD = 4.0  # seconds between two questions to a process that does nothing
-_FULL_RING = 0.1
-"""The share of a process's room for ended tasks beyond which it is asked sooner: a tenth is still in its caches."""
+_FULL_RING = 0.05
+"""The share of a process's room for ended tasks beyond which it is asked sooner: so much of it, half of what is
+remembered anyway, is still in the caches of the process, and a task costs a tenth more where it is not."""
 _ROOM = 10  # times as many as are remembered (`hpcray.runtime.worker.replies`)
-_SHORTEST_PERIOD = 0.1
+_SHORTEST_PERIOD = 0.01
 _FIRST_LOOK = 0.3  # seconds after the start
 _FIGURES_PERIOD = 2.0  # seconds between two looks at the node's resources
 _ACCOUNT_PERIOD = 3.0  # seconds between two records of the account of core time, while something is reserved
@@ -206,7 +207,7 @@ class NodeHistory(NodeExtension):
             if report.quiet:
                 period = min(_LONGEST_PERIOD, 1.5 * period)
             elif report.seen > _FULL_RING * size:
-                period = max(_SHORTEST_PERIOD, PERIOD * _FULL_RING * size / report.seen)
+                period = min(PERIOD, max(_SHORTEST_PERIOD, period * _FULL_RING * size / report.seen))
             else:
                 period = PERIOD
             self._due[src] = (self._loop.now + period, period)

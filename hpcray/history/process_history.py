@@ -24,6 +24,8 @@ _ALL = 100
 """Ended tasks of one answer, up to which all are given."""
 _FAILED, _SLOWEST, _OTHERS = 100, 20, 60
 """Beyond it: failed ones at most, slowest ones, and some of the others, evenly."""
+_FAST = 10_000
+"""Microseconds below which no task is slow: where all are faster, none is looked for."""
 _MOST_ERRORS = 50
 _ERROR_TEXT = 2000  # characters at the beginning and at the end of an error's text
 
@@ -107,10 +109,13 @@ def sample(rows: list[_Row]) -> list[_Row]:
     """Some of many tasks, in their order: those that failed, the slowest, and every so manieth of the others."""
     if len(rows) <= _ALL:
         return rows
-    chosen = list(compress(range(len(rows)), map(_FAILURE, rows)))[-_FAILED:]
-    times = list(map(_TIME, rows))
-    slow = nlargest(_SLOWEST, times)[-1]
-    chosen += [place for place, us in enumerate(times) if us > slow]
+    chosen: list[int] = []
+    if any(map(_FAILURE, rows)):
+        chosen += list(compress(range(len(rows)), map(_FAILURE, rows)))[-_FAILED:]
+    if max(map(_TIME, rows)) >= _FAST:
+        times = list(map(_TIME, rows))
+        slow = nlargest(_SLOWEST, times)[-1]
+        chosen += [place for place, us in enumerate(times) if us > slow]
     chosen += range(0, len(rows), -(-len(rows) // _OTHERS))
     return [rows[place] for place in sorted(set(chosen))]
 
