@@ -18,7 +18,9 @@ job        []                  "id" of the job, "driver" (whether this process i
 events     [limit, since,      what ran here and has ended: `TaskEventBuffer.dump`; whether with the texts of errors.
            errors]             All three may be left out
 figures    []                  what ran, runs and waits, by function: `TaskFigures.answer`
-last       []                  the same as this process ends, and "events", the answer to that
+ended      []                  of that, what has run: `TaskFigures.ended`
+work       []                  "figures", and "calls", the answer to that
+last       []                  "figures" as this process ends, and "events", the answer to that
 profile    [token, options]    begins a profile of this process, which ends by itself: `ProcessProfiler.start`
 debug      [token, word, ...]  what the client of a breakpoint has typed, or wants to know: `debugger.answer`
 profiled   [token, most]       ends it; the answer comes when it is ready: `ProcessProfiler.answer_later`
@@ -100,22 +102,25 @@ class TaskFigures:
         Args:
             running: the calls that run here.
         """
-        self._count_ended()
-        self._count_lost()
         elapsed: dict[str, int] = {}
         for call in running:
             elapsed[call["name"]] = elapsed.get(call["name"], 0) + round(1e6 * call["seconds"])
+        return {
+            **self.ended(),
+            "running": count_names(call["name"] for call in running),
+            "elapsed": elapsed,
+            "queued": self._queued(),
+        }
+
+    def ended(self) -> dict[str, Any]:
+        """Return the rows of what has ended here, and whether some of it was not seen (lock held)."""
+        self._count_ended()
+        self._count_lost()
         functions = self._functions
         for extension in self._process.extensions.loaded:
             if rows := extension.function_rows():
                 functions = {**functions, **rows}
-        return {
-            "functions": functions,
-            "running": count_names(call["name"] for call in running),
-            "elapsed": elapsed,
-            "queued": self._queued(),
-            "partial": self._partial,
-        }
+        return {"functions": functions, "partial": self._partial}
 
     def _count_ended(self) -> None:
         worker = current.worker
@@ -211,6 +216,8 @@ class Introspection:
             "references": self._references,
             "events": self._events,
             "figures": lambda: self._task_figures.answer(self._calls()),
+            "ended": self._task_figures.ended,
+            "work": self._work,
             "last": lambda: {**self._task_figures.answer(self._calls()), "events": {**self._events(), "running": []}},
             "log_parts": self._log_parts,
             "devices": self._devices,
@@ -320,11 +327,15 @@ class Introspection:
             if msg is not None:
                 rows.append(_call(worker.running_name(msg), msg, now - local.get("since", now), thread, actor))
         for loop in self._loops():
-            for row in coroutine_stacks(loop):
+            for row in coroutine_stacks(loop, frames=False):
                 msg, since = row["local"].get("msg"), row["local"].get("started")
                 if isinstance(msg, m.ActorCall) and since is not None:  # else it waits for its turn
                     rows.append(_call(worker.running_name(msg), msg, now - since, 0, actor))
         return rows
+
+    def _work(self) -> dict[str, Any]:
+        calls = self._calls()
+        return {**self._task_figures.answer(calls), "calls": calls}
 
     # ------------------------------------------------------------ what is waited for
 

@@ -62,6 +62,7 @@ _SHORTEST_PERIOD = 0.01
 _FIRST_LOOK = 0.3  # seconds after the start
 _FIGURES_PERIOD = 2.0  # seconds between two looks at the node's resources
 _ACCOUNT_PERIOD = 3.0  # seconds between two records of the account of core time, while something is reserved
+_WORK_SHARE = 0.003  # of its time that a process may spend on answers about what runs
 _CLUSTER_SHARE = 0.005  # of the head's time that it may spend on rows of actors and groups
 _ALIVE_PERIOD = 30.0  # seconds without anything new after which the head says that it lives
 _SLACK = 0.25  # seconds by which a look may be late, to share a wake-up
@@ -100,6 +101,7 @@ class NodeHistory(NodeExtension):
         self._stopping = False
         self._written_at = 0.0
         self._due: dict[bytes, tuple[float, float]] = {}  # process: time of the next question, and what lies between
+        self._work_due: dict[bytes, float] = {}  # process: time of the next question about what runs and waits
         self._tick_at = float("inf")
         self._said_idle: set[bytes] = set()
         self._functions = _FunctionTotals()
@@ -145,6 +147,7 @@ class NodeHistory(NodeExtension):
     def process_died(self, proc: bytes, kind: str, reason: str) -> None:
         """A process of this node is gone."""
         self._due.pop(proc, None)
+        self._work_due.pop(proc, None)
         self._said_idle.discard(proc)
         self._functions.process_died(proc)
         if self._account is not None:
@@ -177,7 +180,7 @@ class NodeHistory(NodeExtension):
     def leaving(self, proc: bytes) -> None:
         """A process is to leave: it answers once more before it does."""
         if self._writer is not None:
-            self._ask(proc)
+            self._ask(proc, True)
 
     def stopping(self, code: int) -> None:
         """The processes of this node leave."""
@@ -197,15 +200,17 @@ class NodeHistory(NodeExtension):
             return
         self._functions.said(src, report.functions, report.partial)
         cores, _, actor = self._reservation(src)
-        if self._account is not None:
+        if self._account is not None and report.busy >= 0.0:
             self._account.answered(self._loop.now, src, cores, actor, report.busy, report.cpu)
+            if src in self._due:
+                self._work_due[src] = self._loop.now + max(PERIOD - _SLACK, report.took / _WORK_SHARE)
         self._pending += report.records
         (self._said_idle.discard if cores or not report.quiet else self._said_idle.add)(src)
         if src in self._due:
             period = self._due[src][1]
             size = _ROOM * self._raylet.context.config.task_events
             if report.quiet:
-                period = min(_LONGEST_PERIOD, 1.5 * period)
+                period = min(_LONGEST_PERIOD, max(PERIOD, 1.5 * period))
             elif report.seen > _FULL_RING * size:
                 period = min(PERIOD, max(_SHORTEST_PERIOD, period * _FULL_RING * size / report.seen))
             else:
@@ -243,7 +248,7 @@ class NodeHistory(NodeExtension):
                 if worker is not None and worker.state == IDLE and proc in self._said_idle:
                     self._due[proc] = (now + period, period)  # it has said all when it ran nothing
                 else:
-                    self._ask(proc)
+                    self._ask(proc, now >= self._work_due.get(proc, 0.0))
                     self._due[proc] = (now + period, period)  # where no answer comes
             following = min(following, self._due[proc][0])
         self._look_at_node(now)
@@ -259,8 +264,9 @@ class NodeHistory(NodeExtension):
             self._raylet.events.report("WARNING", missing)
         self._schedule(max(following, now + _SHORTEST_PERIOD))
 
-    def _ask(self, proc: bytes) -> None:
-        self._raylet.router.send(proc, m.ExtensionMessage(self.name, encode(Ask())))
+    def _ask(self, proc: bytes, work: bool) -> None:
+        """Ask a process what is new. work: and what runs, which takes longer the more does."""
+        self._raylet.router.send(proc, m.ExtensionMessage(self.name, encode(Ask(work))))
 
     def _reservation(self, proc: bytes) -> tuple[float, float, bool]:
         """Cores that a process has, and that it has lent as it blocks in `get`; whether an actor has them."""

@@ -27,6 +27,8 @@ _FAILED, _SLOWEST, _OTHERS = 100, 20, 60
 _FAST = 10_000
 """Microseconds below which no task is slow: where all are faster, none is looked for."""
 _MOST_ERRORS = 50
+_MOST_RUNNING = 1000
+"""Of the calls that run, those given at most: the ones that have run longest."""
 _ERROR_TEXT = 2000  # characters at the beginning and at the end of an error's text
 
 _TIME, _FAILURE = itemgetter(3), itemgetter(4)
@@ -49,13 +51,14 @@ class ProcessHistory(Extension):
 
     def on_message(self, source: bytes, message: Any) -> None:
         """A raylet asks (lock held)."""
-        self.send(source, self._report())
+        self.send(source, self._report(message.work))
 
-    def _report(self) -> NewRecords:
+    def _report(self, work: bool) -> NewRecords:
+        began = perf_counter()
         introspect = self.process.diagnostics.introspect
         ring = current.worker.replies.record if current.worker is not None else None
         rows = ring.since(self._since) if ring is not None else []  # before they are counted, and forgotten
-        said = introspect("figures", ())
+        said = introspect("work" if work else "ended", ())
         functions = {name: row for name, row in said["functions"].items() if self._counted.get(name) != row[0]}
         self._counted.update((name, row[0]) for name, row in functions.items())
         records: list[msgspec.Raw] = []
@@ -64,7 +67,11 @@ class ProcessHistory(Extension):
             self._since = rows[-1][2]
         if rows or errors:
             records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
-        running = introspect("calls", ())
+        if not work:
+            return NewRecords(
+                functions, said["partial"], len(rows), records, not (records or functions), -1.0, 0.0, 0.0
+            )
+        running = nlargest(_MOST_RUNNING, said["calls"], itemgetter("seconds"))
         waits = len(self.process.table.pins.being_read)
         shown = (tuple(call["task"] for call in running), said["queued"], waits)
         if shown != self._shown:
@@ -81,7 +88,8 @@ class ProcessHistory(Extension):
         busy = sum(row[2] for row in said["functions"].values()) + sum(said["elapsed"].values())
         quiet = not records and not functions
         cpu = time.process_time()
-        return NewRecords(functions, said["partial"], len(rows), records, quiet, busy / 1e6, cpu)
+        took = perf_counter() - began
+        return NewRecords(functions, said["partial"], len(rows), records, quiet, busy / 1e6, cpu, took)
 
     def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:
         new = []

@@ -196,13 +196,16 @@ Record = Union[
 
 
 class Ask(Struct, array_like=True, tag=0):
-    """r→p: what has come since the last question? Answer: NewRecords."""
+    """r→p: what has come since the last question? Answer: NewRecords. work: and what runs and waits?"""
+
+    work: bool = True
 
 
 class NewRecords(Struct, array_like=True, tag=1):
     """p→r, answer to Ask. functions: rows that have changed, since the start of the process. partial: some runs were
     not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new. busy:
-    seconds of tasks and calls since its start, running ones included. cpu: seconds of CPU time since then."""
+    seconds of tasks and calls since its start, running ones included; -1.0 without `work`. cpu:
+    seconds of CPU time since then. took: seconds that the answer took."""
 
     functions: dict[str, FunctionRow]
     partial: bool
@@ -211,6 +214,7 @@ class NewRecords(Struct, array_like=True, tag=1):
     quiet: bool
     busy: float
     cpu: float
+    took: float
 
 
 encode = msgspec.msgpack.Encoder().encode

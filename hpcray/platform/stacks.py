@@ -68,9 +68,9 @@ def frames_of(frame: FrameType | None) -> list[list[Any]]:
     return found[::-1]
 
 
-def coroutine_stacks(loop: asyncio.AbstractEventLoop) -> list[dict[str, Any]]:
-    """One row per asyncio task of a loop that runs in another thread: "name", "frames" (innermost last), and "local",
-    the variables of its outermost frame."""
+def coroutine_stacks(loop: asyncio.AbstractEventLoop, frames: bool = True) -> list[dict[str, Any]]:
+    """One row per asyncio task of a loop that runs in another thread: "name", "frames" (innermost last; without
+    `frames` none), and "local", the variables of its outermost frame."""
     import asyncio
 
     rows: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ def coroutine_stacks(loop: asyncio.AbstractEventLoop) -> list[dict[str, Any]]:
         frame = _frame_of(coroutine)
         rows.append({
             "name": task.get_name(),
-            "frames": await_chain(coroutine),
+            "frames": await_chain(coroutine) if frames else [],
             "local": dict(frame.f_locals) if frame is not None else {},
         })  # fmt: skip
     return rows

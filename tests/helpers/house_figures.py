@@ -91,7 +91,7 @@ LINES_OF_CODE = {
     "experimental": 569,
     "graphs": 2144,
     "hangs": 1529,
-    "history": 1630,
+    "history": 1644,
     "job_submission": 727,
     "jobs": 1298,
     "kernel": 38071,
