@@ -608,7 +608,7 @@ def _is_record(node: ast.ClassDef, records: set[str]) -> bool:
 
 
 def _has_identity(node: ast.ClassDef) -> bool:
-    """Whether it is a `Struct` with `eq=False`: not a record, but an object with a life of its own."""
+    """Return True for a `Struct` with `eq=False`: not a record, but an object with a life of its own."""
     return any(
         keyword.arg == "eq" and isinstance(keyword.value, ast.Constant) and not keyword.value.value
         for keyword in node.keywords

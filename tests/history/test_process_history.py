@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +25,7 @@ def test_few_tasks_are_given_whole() -> None:
 def test_of_many_fast_tasks_some_are_given_evenly() -> None:
     chosen = sample(rows_of([5] * 6000))
     assert 50 <= len(chosen) <= 61
-    assert {b[2] - a[2] for a, b in zip(chosen, chosen[1:], strict=False)} == {100.0}
+    assert {b[2] - a[2] for a, b in pairwise(chosen)} == {100.0}
 
 
 @given(st.lists(st.integers(1, SLOW - 1), min_size=101, max_size=400), st.sets(st.integers(0, 100), max_size=90))
