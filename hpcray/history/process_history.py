@@ -28,7 +28,7 @@ _FAST = 10_000
 """Microseconds below which no task is slow: where all are faster, none is looked for."""
 _MOST_ERRORS = 50
 _MOST_RUNNING = 1000
-"""Of the calls that run, those given at most: the ones that have run longest."""
+"""Running calls that are given at most: the ones that have run longest."""
 _ERROR_TEXT = 2000  # characters at the beginning and at the end of an error's text
 
 _TIME, _FAILURE = itemgetter(3), itemgetter(4)
