@@ -72,7 +72,7 @@ def node_cells(use: NodeUse, width: int) -> list[Any]:
     used, limit = use.memory
     store = use.store
     busy = sum(gpu["busy"] for gpu in use.gpus) / len(use.gpus) if use.gpus else None
-    disk = format_size(store["on_disk"]) if store["on_disk"] else ""
+    disk = short_size(store["on_disk"]) if store["on_disk"] else ""
     cells = [
         str(use.index), bar(use.cpu), bar(used / limit if limit else 0.0), "" if busy is None else bar(busy),
         bar(store["used"] / store["capacity"] if store["capacity"] else 0.0), disk,
@@ -122,8 +122,8 @@ def headline(use: JobUse) -> Text:
 
 
 def short_size(size: float) -> str:
-    """`1.5G`, `20k`, `0`."""
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """`1.5G`, `20k`, `0`: letters of Slurm's, in powers of 1024."""
+    for unit, name in ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k")):
         if size >= unit:
             return f"{size / unit:.1f}{name}" if size < 10 * unit else f"{size / unit:.0f}{name}"
     return f"{size:.0f}"

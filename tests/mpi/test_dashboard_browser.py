@@ -250,7 +250,7 @@ def test_nodes_lead_to_processes(visit: Callable[..., Visit]) -> None:
     seen.page.keyboard.press("Enter")
     expect(seen.page.get_by_role("heading", name=re.compile("Node 2"))).to_be_visible()
     seen.sees("Processes", "simulate")
-    seen.sees("GPUs", re.compile(r"NVIDIA H200.*93\s*%"), re.compile("60.0 GB of 141"))
+    seen.sees("GPUs", re.compile(r"NVIDIA H200.*93\s*%"), re.compile("55.9 GiB of 131"))
     picture(seen.page, "dashboard-node")
     seen.page.keyboard.press("Escape")
     expect(rows).to_have_count(4)
@@ -322,7 +322,7 @@ def test_the_timeline_is_zoomed_and_read(visit: Callable[..., Visit]) -> None:
 def test_objects_groups_slurm_and_waits(visit: Callable[..., Visit]) -> None:
     seen = visit(color_scheme="light")
     seen.click("Objects")
-    seen.sees("train.py:", "8.4 MB")
+    seen.sees("train.py:", "8.0 MiB")
     picture(seen.page, "dashboard-objects")
     seen.click("Placement groups")
     seen.sees("spread", "CREATED", "SPREAD")
@@ -354,7 +354,7 @@ def test_stacks_are_shown_and_sampled(visit: Callable[..., Visit]) -> None:
     grown = flame.get_by_role("button", name=f"train.py:{line}", exact=True).first
     expect(grown).to_be_visible(timeout=PATIENCE)
     grown.click()
-    expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(rf"train\.py:{line}: .*[kM]B"))
+    expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(rf"train\.py:{line}: .*[KM]iB"))
 
 
 def test_two_browsers_at_once_and_links_that_are_good_once(

@@ -122,7 +122,7 @@ def test_it_shows_nodes_functions_the_clock_and_the_log_in_80_columns() -> None:
         await shows("slow")
         text = await shows("q Quit")
         for part in ("4711", "2 nodes, 1 lost", "CPU 1/16", "1:02:03 left", "dead ", "90%", "25%",
-                     "5.0 MB", "3:20", "epoch 7 on node 0", "functions by total time", "q Quit"):  # fmt: skip
+                     "4.8M", "3:20", "epoch 7 on node 0", "functions by total time", "q Quit"):  # fmt: skip
             assert part in text, f"{part!r}\n{text}"
         assert "round trip" not in text and max(map(len, text.splitlines())) <= 80
 
@@ -158,7 +158,7 @@ def test_keys_lead_to_a_node_a_process_a_function_and_the_actors_and_back() -> N
         await shows("functions by total time")
         await pilot.press("t")
         text = await shows("0a1b")
-        assert "1 transfers, 3.0 GB to come" in text and "25%" in text and "receives" in text
+        assert "1 transfers, 2.8 GiB to come" in text and "25%" in text and "receives" in text
         await pilot.press("escape")
         await shows("functions by total time")
         await pilot.press("tab", "enter")

@@ -41,14 +41,14 @@ export function svg(tag, props = {}) {
   return element;
 }
 
-const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export function bytes(amount) {
   if (amount === null || amount === undefined) return "";
   let place = 0;
   let value = amount;
-  while (Math.abs(value) >= 1000 && place < UNITS.length - 1) {
-    value /= 1000;
+  while (Math.abs(value) >= 1024 && place < UNITS.length - 1) {
+    value /= 1024;
     place += 1;
   }
   return `${place && value < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[place]}`;
