@@ -85,7 +85,7 @@ LINES_OF_CODE = {
     "common": 1566,
     "compat": 3381,
     "core": 12379,
-    "dashboard": 1987,
+    "dashboard": 2080,  # what is wrong, on the overview; rows, stacks and files that are alike as one
     "diagnostics": 3427,
     "durable": 2820,
     "experimental": 569,
@@ -104,7 +104,7 @@ LINES_OF_CODE = {
     "ray_start": 2276,
     "runtime": 12814,
     "runtime_env": 1844,
-    "state": 4093,
+    "state": 4106,
     "tensors": 3318,
     "top": 1181,
     "topology": 417,

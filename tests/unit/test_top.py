@@ -16,6 +16,7 @@ from hpcray.state.overview import FunctionUse, JobUse, NodeUse
 textual = pytest.importorskip("textual")
 
 from hpcray.cli.top_app import KeptTable, TopApp  # noqa: E402
+from hpcray.cli.top_cells import node_cells, node_columns  # noqa: E402
 
 STORE = {"capacity": 1000, "used": 900, "on_disk": 5_000_000}
 
@@ -23,7 +24,8 @@ STORE = {"capacity": 1000, "used": 900, "on_disk": 5_000_000}
 def job(nodes: int = 3) -> JobUse:
     found = [
         NodeUse(
-            i, f"host{i}", f"id{i}", cpu=0.25 * i, memory=(50, 100), resources={"CPU": (i, 8.0), "GPU": (1.0, 1.0)},
+            i, f"host{i}", f"id{i}", cpu=0.75, cpu_count=8, cores=2.0 * i, memory=(50, 100),
+            resources={"CPU": (i, 8.0), "GPU": (1.0, 1.0)},
             store=STORE, gpus=[{"index": 0, "name": "H200", "busy": 0.5, "used": 10**9, "total": 10**10}],
             workers={"busy": 1}, latency=0.002 * i,
         )
@@ -222,3 +224,12 @@ def test_cells_are_as_wide_as_their_columns(width: int) -> None:
             assert len(cell.plain if isinstance(cell, Text) else cell) <= most, name
     assert sum(most + 2 for _, most in top_cells.node_columns(80)) <= 80
     assert sum(most + 2 for _, most in top_cells.function_columns(80)) <= 80
+
+
+def test_the_large_figure_is_the_cpu_of_the_job_and_a_busy_one_is_not_wrong() -> None:
+    use = job().nodes[1]
+    use.cores, use.memory, use.gpus[0]["busy"] = 7.9, (96, 100), 1.0
+    cells = dict(zip([name for name, _ in node_columns(200)], node_cells(use, 200), strict=True))
+    assert str(cells["CPU"]).endswith(" 99%") and cells["host CPU"] == "75%"
+    colours = {name: str(cells[name].spans[0].style) for name in ("CPU", "memory", "GPU", "store")}
+    assert colours == {"CPU": "green", "memory": "red", "GPU": "green", "store": "green"}
