@@ -77,7 +77,7 @@ def main() -> None:
     shutil.rmtree(ordered, ignore_errors=True)
     events = ray.data.read_parquet(str(raw)).map_batches(add_session)
     count = events.count()
-    print(f"{count:,} events, {count * BYTES / MB:.0f} MB; object stores of {stores:.0f} MB", flush=True)
+    print(f"{count:,} events, {count * BYTES / MB:.0f} MiB; object stores of {stores:.0f} MiB", flush=True)
 
     started = time.perf_counter()
     events.sort("time").write_parquet(str(ordered))

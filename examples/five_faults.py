@@ -83,14 +83,14 @@ class Collector:
     def save(self, path: str) -> None:
         """Write the marks; the memory for it is more than there is."""
         print(f"saving {len(self._marks)} marks to {path}", flush=True)
-        print("cannot map 96 GB: giving up", flush=True)
+        print("cannot map 96 GiB: giving up", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3600.0, help="How long it goes on.")
-    parser.add_argument("--tables", type=int, default=24, help="Tables of 8 MB that are kept.")
+    parser.add_argument("--tables", type=int, default=24, help="Tables of 8 MiB that are kept.")
     args = parser.parse_args()
     ray.init(log_to_driver=False)
     nodes = [one["NodeID"] for one in sorted(ray.nodes(), key=lambda one: one["Index"])]

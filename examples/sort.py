@@ -125,7 +125,7 @@ def main() -> None:
     size = options.mb * MB if options.mb else min(512 * MB, int(share * (1.1 if len(alive) > 2 else 0.3)))
     count = max(2 * len(alive), -(-size // BLOCK))
     nodes = [node["NodeID"] for node in alive]
-    print(f"cluster: {len(alive)} nodes, {share / MB:.0f} MB of object store each")
+    print(f"cluster: {len(alive)} nodes, {share / MB:.0f} MiB of object store each")
 
     per_block = size // KEY // count
     loaded = []
@@ -133,7 +133,7 @@ def main() -> None:
         load_there = load.options(scheduling_strategy=on(nodes, number))
         loaded.append(load_there.remote(options.seed + number, per_block))
     expected = sum(ray.get([summary for _, _, summary in loaded]), Summary(0, 0, 0))
-    print(f"data: {expected.count * KEY / MB:.0f} MB, {expected.count:,} keys in {count} blocks")
+    print(f"data: {expected.count * KEY / MB:.0f} MiB, {expected.count:,} keys in {count} blocks")
     blocks, samples = [block for block, _, _ in loaded], [sample for _, sample, _ in loaded]
     del loaded
 
@@ -141,7 +141,7 @@ def main() -> None:
     merged = sample_sort(blocks, samples, nodes)
     took = time.perf_counter() - started
     check(merged, expected)
-    print(f"sorted: {expected.count * KEY / MB / took:.0f} MB/s ({took:.2f} s); order, count and checksum are right")
+    print(f"sorted: {expected.count * KEY / MB / took:.0f} MiB/s ({took:.2f} s); order, count and checksum are right")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import click
 from hpcray.cli import json_option, print_json
 from hpcray.common.config import parse_size
 from hpcray.common.terminal_text import plain
+from hpcray.core.object_store.allocator import format_size
 from hpcray.durable.result_store import (
     FUNCTION,
     STREAM_END,
@@ -72,7 +73,7 @@ def du(directory: str | None, as_json: bool) -> None:
         if as_json:
             print_json({"path": store.path, "entries": entries, "bytes": size, "files": files})
         else:
-            click.echo(f"{entries:,} results, {size / 1e6:,.1f} MB in {files:,} files, {store.path}")
+            click.echo(f"{entries:,} results, {format_size(size)} in {files:,} files, {store.path}")
 
 
 @durable.command()
@@ -190,7 +191,7 @@ def rm(
         elif dry_run:
             click.echo(f"{removed:,} results would go from {store.path}")
         else:
-            click.echo(f"{removed:,} results are removed from {store.path}, {freed / 1e6:,.1f} MB are free")
+            click.echo(f"{removed:,} results are removed from {store.path}, {format_size(freed)} are free")
 
 
 def _count(store: ResultStore, gone: Callable[[bytes, RecordPlace, Meta], bool]) -> int:

@@ -11,7 +11,7 @@ from rich.text import Text
 from hpcray.common.figures import lower_bound
 from hpcray.common.terminal_text import plain
 from hpcray.core.object_store.allocator import format_size
-from hpcray.state.overview import FunctionUse, JobUse, NodeUse
+from hpcray.state.overview import FunctionUse, JobUse, NodeUse, is_slow
 from hpcray.state.reports import format_duration
 
 _FULL, _HIGH = 0.9, 0.7
@@ -20,7 +20,6 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _WIDE = 110  # columns of a terminal
 _LONGEST = 40  # characters of the longest bar of a distribution
 _SLOW = 0.05  # seconds of a round trip to a node
-_SLOW_RUNS = 1.5  # run times on a node, to those on the others
 
 Column = tuple[str, int]
 """The name of a column and its width."""
@@ -30,7 +29,7 @@ _NODE_COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 _MORE_NODE_COLUMNS: tuple[Column, ...] = (
     ("host", 14),
-    ("cores", 6),
+    ("host CPU", 8),
     ("workers", 8),
     ("waiting", 7),
     ("round trip", 10),
@@ -43,13 +42,13 @@ _FUNCTION_COLUMNS: tuple[Column, ...] = (
 _MORE_FUNCTION_COLUMNS: tuple[Column, ...] = (("per s", 8), ("share of time", 13))
 
 
-def bar(share: float) -> Text:
-    """`███▌ 87%`, red where it is almost full."""
+def bar(share: float, limit: bool = False) -> Text:
+    """`███▌ 87%`. limit: whether it is wrong that it is almost full, and so red: of memory, not of a busy CPU."""
     share = min(1.0, max(0.0, share))
     eighths = round(share * _BAR * 8)
     whole, rest = divmod(eighths, 8)
     text = ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR)
-    style = "red" if share >= _FULL else "yellow" if share >= _HIGH else "green"
+    style = "green" if not limit or share < _HIGH else "yellow" if share < _FULL else "red"
     return Text.assemble((text, style), f"{share * 100:3.0f}%")
 
 
@@ -72,9 +71,10 @@ def node_cells(use: NodeUse, width: int) -> list[Any]:
     used, limit = use.memory
     store = use.store
     busy = sum(gpu["busy"] for gpu in use.gpus) / len(use.gpus) if use.gpus else None
-    disk = format_size(store["on_disk"]) if store["on_disk"] else ""
+    disk = short_size(store["on_disk"]) if store["on_disk"] else ""
     cells = [
-        str(use.index), bar(use.cpu), bar(used / limit if limit else 0.0), "" if busy is None else bar(busy),
+        str(use.index), bar(use.cores / use.cpu_count if use.cpu_count else 0.0),
+        bar(used / limit if limit else 0.0, limit=True), "" if busy is None else bar(busy),
         bar(store["used"] / store["capacity"] if store["capacity"] else 0.0), disk,
         f"{short_size(use.receiving)}/{short_size(use.sending)}",
     ]  # fmt: skip
@@ -85,13 +85,8 @@ def node_cells(use: NodeUse, width: int) -> list[Any]:
         workers = f"{use.workers.get('busy', 0)}/{sum(use.workers.values())}"
         slow = "" if use.slowness is None else Text(f"{use.slowness:.2g}x", style="red" if is_slow(use) else "")
         objects = f"{short_size(use.pulling)}/{short_size(use.pushing)}" if use.pulling or use.pushing else ""
-        cells += [use.host, f"{use.cores:.1f}", workers, str(use.waiting or ""), latency, slow, objects]
+        cells += [use.host, f"{use.cpu:.0%}", workers, str(use.waiting or ""), latency, slow, objects]
     return cells
-
-
-def is_slow(use: NodeUse) -> bool:
-    """True if the same functions take longer on this node than elsewhere."""
-    return use.slowness is not None and use.slowness >= _SLOW_RUNS
 
 
 def function_cells(one: FunctionUse, width: int, whole: float) -> list[Any]:
@@ -122,8 +117,8 @@ def headline(use: JobUse) -> Text:
 
 
 def short_size(size: float) -> str:
-    """`1.5G`, `20k`, `0`."""
-    for unit, name in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """`1.5G`, `20k`, `0`: letters of Slurm's, in powers of 1024."""
+    for unit, name in ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k")):
         if size >= unit:
             return f"{size / unit:.1f}{name}" if size < 10 * unit else f"{size / unit:.0f}{name}"
     return f"{size:.0f}"

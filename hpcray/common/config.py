@@ -34,6 +34,12 @@ def parse_size(text: str) -> int:
     return size
 
 
+def format_setting(size: int) -> str:
+    """A size as a setting has it: `2g`, `100k`, `1000001`; `parse_size` reads it back."""
+    unit = next((unit for unit in reversed(_UNITS) if size and size % _UNITS[unit] == 0), "")
+    return f"{size // _UNITS[unit]}{unit}"
+
+
 # ------------------------------------------------------------ config
 
 
@@ -70,6 +76,7 @@ _OTHER_VARIABLES = (
     "NETWORK_DEVICES",
     "NODE_ID",
     "NODE_NAME",
+    "OUTLIVES_STARTER",
     "PARTITION",
     "RAY_API",
     "RAY_LIBRARIES",

@@ -23,7 +23,7 @@ from starlette.types import Receive, Scope, Send
 
 from hpcray.common.exceptions import RayError
 from hpcray.dashboard.access import DashboardAccess, bearer, is_from_here, is_loopback_host
-from hpcray.dashboard.job_pages import EndedJobPages, JobPages
+from hpcray.dashboard.job_pages import EndedJobPages, JobPages, fold_empty
 from hpcray.jobs.added_nodes import remove_nodes
 
 # ------------------------------------------------------------ table pages
@@ -410,7 +410,9 @@ async def _waits(app: DashboardApp, request: Request) -> Any:
 async def _log_files(app: DashboardApp, request: Request) -> Any:
     nodes = request.query_params.get("nodes", "")
     found = await app.gather(("files", nodes), partial(app.pages.log_files, nodes), 2 * _FRESH)
-    return {**table_page(found["rows"], TableQuery.parse(request.query_params)), "note": found["note"]}
+    rows, empty = fold_empty(found["rows"])
+    note = ". ".join(filter(None, (found["note"], empty)))
+    return {**table_page(rows, TableQuery.parse(request.query_params)), "note": note}
 
 
 async def _log_piece(app: DashboardApp, request: Request) -> Any:

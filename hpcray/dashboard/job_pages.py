@@ -25,10 +25,11 @@ import msgspec
 from hpcray.common.figures import FunctionRow, add_counts, lower_bound, upper_bound
 from hpcray.common.ids import HEAD, node_of, raylet_of, show_proc
 from hpcray.common.job_names import parse_worker_log_name
+from hpcray.core.object_store.allocator import format_size
 from hpcray.dashboard.task_timeline import TaskTimeline, timeline_of
 from hpcray.diagnostics.cluster_query import ClusterQuery, stacks
 from hpcray.diagnostics.figures_gathering import quantile
-from hpcray.diagnostics.wait_graph import WaitGraph, WaitReason
+from hpcray.diagnostics.wait_graph import WaitReason
 from hpcray.history.job_history import JobHistory, NodePart, clock
 from hpcray.history.outcome import Outcome, explain
 from hpcray.platform.allocation import run_command
@@ -37,9 +38,9 @@ from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.aggregator import StateAggregator
 from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
-from hpcray.state.overview import FunctionUse, JobUse, LiveJob, NodeUse, node_use
+from hpcray.state.overview import FunctionUse, JobUse, LiveJob, NodeUse, is_slow, node_use
 from hpcray.state.profile import ProfileError, ProfileRequest, frame_name, limits, take_profile
-from hpcray.state.reports import show_demand, show_stacks
+from hpcray.state.reports import NEVER, NEVER_SERVED, WaitSearch, show_demand, show_stacks
 from hpcray.topology.node_order import in_order
 
 # ------------------------------------------------------------ wait edges
@@ -68,7 +69,10 @@ def wait_graph(findings: Iterable[WaitReason]) -> dict[str, Any]:
                 above += [above[-1]] if above else []
                 continue
             number = len(nodes)
-            nodes.append({"depth": one.depth, "text": one.text, "ident": one.ident})
+            never = NEVER in one.text
+            nodes.append({"depth": one.depth, "text": one.text, "ident": one.ident, "never": never})
+            for before in above if never else ():
+                nodes[before]["never"] = True
             if one.ident:
                 known[one.ident] = number
         elif one.text not in nodes[number]["text"] and not one.text.endswith("see above"):
@@ -77,6 +81,65 @@ def wait_graph(findings: Iterable[WaitReason]) -> dict[str, Any]:
             edges.append(edge)
         above.append(number)
     return {"nodes": nodes, "edges": edges, "more": more}
+
+
+# ------------------------------------------------------------ alerts
+# What is wrong with a job, a row each, with the page of the dashboard that shows the cause.
+
+
+_ENDED_IN_ORDER = (
+    "it was killed by `ray.kill`", "it was killed from the dashboard", "all references to the actor were removed",
+    "its compiled graph was torn down",
+)  # fmt: skip
+_BAD, _WARN = "bad", "warn"
+
+
+def is_fault(reason: str) -> bool:
+    """True if an actor has ended for this reason without having been asked to."""
+    return bool(reason) and not reason.startswith(_ENDED_IN_ORDER) and m.USER_EXIT not in reason
+
+
+def alerts(use: JobUse, waiting: Sequence[str], dead_actors: Sequence[Mapping[str, Any]] = ()) -> list[dict[str, Any]]:
+    """Return what is wrong: rows "title", "text", "level" ("bad", "warn") and "page", what is worst first.
+
+    Args:
+        waiting: lines of `show_demand`. dead_actors: rows of the table of actors.
+    """
+    found: list[tuple[str, str, str, str]] = []
+    if never := [line.strip().removesuffix(NEVER_SERVED) for line in waiting if line.endswith(NEVER_SERVED)]:
+        found.append(("Can never run", _several(never), _BAD, "waits"))
+    alive = [node for node in use.nodes if not node.problem]
+    if dead := [f"node {node.index} ({node.host})" for node in use.nodes if node.problem.startswith("dead")]:
+        found.append(("Lost nodes", _several(dead), _BAD, "nodes"))
+    if killed := {node.index: node.row.get("memory", {}).get("killed", 0) for node in alive}:
+        where = [f"node {index}: {count} ended" for index, count in killed.items() if count]
+        if where:
+            found.append(("Out of memory", f"workers, {_several(where)}", _BAD, "tasks?state=FAILED"))
+    if failed := sorted((one for one in use.functions if one.failed), key=lambda one: -one.failed):
+        text = _several([f"{one.name}: {one.failed} of {one.ended + one.running}" for one in failed])
+        found.append(("Failed", text, _BAD, "tasks?state=FAILED"))
+    if faults := [row for row in dead_actors if is_fault(row["reason"])]:
+        text = _several([f"{row['class']}{row['name'] and ' ' + row['name']}: {row['reason']}" for row in faults])
+        page = f"actor?id={faults[0]['id']}" if len(faults) == 1 else "actors?state=DEAD"
+        found.append(("Dead actors", text, _BAD, page))
+    if slow := sorted(filter(is_slow, alive), key=lambda node: -(node.slowness or 0.0)):
+        text = _several(
+            [f"node {node.index} ({node.host}): runs take {node.slowness:.2g} times as long" for node in slow]
+        )
+        page = f"node?node={slow[0].index}" if len(slow) == 1 else "nodes"
+        found.append(("Slow nodes", text, _WARN, page))
+    if spilled := [node for node in alive if node.store.get("on_disk", 0) or node.spilling]:
+        size = sum(node.store.get("on_disk", 0) for node in spilled)
+        found.append(("Spilling", f"{format_size(size)} on disk, of {_count(len(spilled), 'node')}", _WARN, "objects"))
+    return [{"title": title, "text": text, "level": level, "page": page} for title, text, level, page in found]
+
+
+def _several(texts: Sequence[str]) -> str:
+    return f"{texts[0]}; and {len(texts) - 1} more" if len(texts) > 1 else texts[0]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 # ------------------------------------------------------------ object sites
@@ -112,6 +175,21 @@ def object_rows(stores: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+_ONE = ("id", "reads")
+"""Fields that may differ between rows that are shown as one."""
+
+
+def alike(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of objects that differ only in their ids as one, with their "count", and "bytes" of all of them."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in rows:
+        key = tuple(value for name, value in row.items() if name not in _ONE)
+        one = found.setdefault(key, {**row, "count": 0, "bytes": 0})
+        one["count"] += 1
+        one["bytes"] += row["size"]
+    return sorted(found.values(), key=lambda one: -one["bytes"])
+
+
 def by_site(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A row per site of creation, or per owner where sites are not recorded; the largest first."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
@@ -126,6 +204,48 @@ def by_site(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         one["on_disk"] += row["size"] if row["state"] in _ON_DISK else 0
         one["copies"] += 1 if row["copy"] else 0
     return sorted(found.values(), key=lambda one: -one["bytes"])
+
+
+# ------------------------------------------------------------ stacks and files that are alike
+
+
+_HOW_LONG = re.compile(r" for [\d.]+ s\b")
+_PROCESS = re.compile(r"  process (?P<name>\S+) \((?P<what>.*?), pid (?P<pid>\d+)(?P<state>.*)\)$")
+
+
+def fold_stacks(lines: Iterable[str]) -> list[str]:
+    """The lines of `show_stacks`, where processes of a node that stand at the same place are one entry."""
+    folded: list[str] = []
+    found: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}  # of this node: who is alike, and the lines below
+
+    def flush() -> None:
+        for who, body in found.values():
+            others = [f"{one['name']} (pid {one['pid']})" for one in map(_PROCESS.match, who[1:]) if one]
+            folded.extend([f"{who[0]}, and {len(others)} alike: {', '.join(others)}" if others else who[0], *body])
+        found.clear()
+
+    head, body = "", list[str]()
+    for line in [*lines, ""]:
+        if head and not line.startswith("    "):
+            known = _PROCESS.match(head)
+            kind = (known["what"], known["state"]) if known else (head,)
+            who = found.setdefault((*kind, *(_HOW_LONG.sub("", one) for one in body)), ([], body))[0]
+            who.append(head)
+            head, body = "", []
+        if line.startswith("    "):
+            body.append(line)
+        elif line.startswith("  "):
+            head = line
+        else:
+            flush()
+            folded += [line] if line else []
+    return folded
+
+
+def fold_empty(rows: Sequence[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], str]:
+    """The files in which there is something, and a line about the others."""
+    found = [row for row in rows if row["size"]]
+    return found, f"{_count(len(rows) - len(found), 'more file')}: nothing printed" if len(found) < len(rows) else ""
 
 
 # ------------------------------------------------------------ node scope
@@ -409,6 +529,7 @@ class JobPages:
         self._timeline = TaskTimeline()
         self._timing = threading.Lock()
         self._read: dict[tuple[int, ...], float] = {}
+        self._dead: tuple[int, list[dict[str, Any]]] = 0, []
 
     @property
     def ended(self) -> str:
@@ -444,7 +565,9 @@ class JobPages:
         use = self.sample()
         status = self._process.gcs.call("status")
         whole = sum(one.total for one in use.functions)
+        waiting = show_demand({**status, "waiting_actors": status["waiting_actors"][:50]}, [])[1:]
         return {
+            "alerts": alerts(use, waiting, self._dead_actors(status["actors"].get("DEAD", 0))),
             "now": self._history[-1],
             "nodes": node_states(use.nodes),
             "rows": [node_row(node) for node in by_place(use.nodes)],
@@ -455,8 +578,14 @@ class JobPages:
             "took": use.took,
             "head": self._process.head,
             "actors": status["actors"],
-            "waiting": show_demand({**status, "waiting_actors": status["waiting_actors"][:50]}, [])[1:],
+            "waiting": waiting,
         }
+
+    def _dead_actors(self, count: int) -> list[dict[str, Any]]:
+        """The rows of dead actors: the head is asked where there are others than the last time."""
+        if count != self._dead[0]:
+            self._dead = count, [row for row in self.actors()["rows"] if row["state"] == "DEAD"]
+        return self._dead[1]
 
     def history(self, since: float) -> list[dict[str, Any]]:
         """The samples after a Unix time."""
@@ -533,6 +662,7 @@ class JobPages:
                 "detached": row["detached"],
                 "resources": row["resources"],
                 "reason": row["reason"] or "",
+                "fault": row["state"] == "DEAD" and is_fault(row["reason"] or ""),
                 "ended": now - row["dead_for"] if row["dead_for"] is not None else None,
             }
             for row in self._process.gcs.call("actors")
@@ -551,11 +681,10 @@ class JobPages:
         most = max(_FEWEST_OF_NODE, _MOST_OBJECTS // max(1, len(scope.nodes)))
         stores = self._process.diagnostics.list_stores(most, _PATIENCE, scope.nodes)
         rows = object_rows(stores)
-        rows.sort(key=lambda row: -row["size"])
         missing = [f"node {store['node']}: {store['problem']}" for store in stores if store["problem"]]
         cut = any(store.get("objects", 0) > len(store["list"]) for store in stores)
         note = _note(scope, missing, f"the {most} largest objects of each node" if cut else "")
-        return {"rows": rows, "sites": by_site(rows), "note": note}
+        return {"rows": alike(rows), "sites": by_site(rows), "note": note}
 
     def groups(self) -> dict[str, Any]:
         """All placement groups."""
@@ -592,7 +721,7 @@ class JobPages:
         """The stacks of all threads and coroutines, as text and folded by what they run."""
         scope = self._scope(nodes)
         rows = stacks(ClusterQuery(self._process, _PATIENCE, scope.nodes))
-        return {"lines": list(show_stacks(rows, everything)), "note": scope.note}
+        return {"lines": fold_stacks(show_stacks(rows, everything)), "note": scope.note}
 
     def profile(self, nodes: str, seconds: float, memory: bool) -> dict[str, Any]:
         """Sample the stacks of processes for some seconds, or the memory that they allocate and do not free."""
@@ -620,8 +749,8 @@ class JobPages:
     def waits(self, nodes: str) -> dict[str, Any]:
         """Return what waits for what."""
         scope = self._scope(nodes)
-        graph = WaitGraph(self._process, _PATIENCE, {*scope.nodes, self._process.head})
-        return {**wait_graph(islice(graph.explain_all(True), _MOST_FINDINGS)), "note": scope.note}
+        search = WaitSearch(self._process, _PATIENCE, {*scope.nodes, self._process.head})
+        return {**wait_graph(islice(search.explain_all(True), _MOST_FINDINGS)), "note": scope.note}
 
     # ------------------------------------------------------------ logs
 
@@ -840,8 +969,9 @@ class EndedJobPages:
             {"node": node.number, "host": self._host(node), "problem": f"dead: {node.lost}"}
             for node in lost[:_MOST_PROBLEMS]
         ]
+        dead_actors = [row for row in self.actors()["rows"] if row["state"] == "DEAD"]
         return {
-            "now": {**totals(use), "rate": 0.0},
+            "alerts": alerts(use, (), dead_actors), "now": {**totals(use), "rate": 0.0},
             "nodes": {"alive": len(nodes) - len(lost), "silent": 0, "dead": len(lost), "problems": problems},
             "rows": [{**node_row(one), "state": self._state(history.nodes[one.index])} for one in nodes],
             "functions": [function_row(one, whole) for one in use.functions],
@@ -924,6 +1054,7 @@ class EndedJobPages:
                 "worker": row["worker"].hex() if isinstance(row.get("worker"), bytes) else "",
                 "restarts": row.get("restarts", 0), "namespace": "", "detached": row.get("detached", False),
                 "resources": {}, "reason": row.get("reason") or "", "ended": None,
+                "fault": row.get("state") == "DEAD" and is_fault(row.get("reason") or ""),
             }
             for ident, row in self._history.actors.items()
         ]  # fmt: skip

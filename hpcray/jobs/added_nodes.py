@@ -44,6 +44,7 @@ from hpcray.runtime.node.join_token import (
     request_join_token,
     write_join_token,
 )
+from hpcray.runtime.node.options import OUTLIVES
 
 _QUERY_TIMEOUT = 10.0
 _ANSWER_MARGIN = 10.0
@@ -183,7 +184,8 @@ def _write_join_token(where: str, other_hosts: bool) -> str:
 
 def _start_here(request: JobRequest, token: str) -> list[str]:
     """Start nodes on this machine. What they print is in the head's session directory; it ends with the job."""
-    line = node_command(token, request.cpus_per_node, request.gpus_per_node)
+    # `hpcray nodes add` ends, and its nodes stay.
+    line = ["env", f"{OUTLIVES}=1", *node_command(token, request.cpus_per_node, request.gpus_per_node)]
     with without_outer_job(), os.fdopen(append_private_file(f"{token}.out"), "ab") as log:
         for _ in range(request.nodes):
             child = subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

@@ -349,10 +349,10 @@ class SpillFiles:
         if self._capacity_threshold and share > self._capacity_threshold:
             if time.monotonic() - self._full_reported_at >= _FULL_REPORT_INTERVAL:
                 self._full_reported_at = time.monotonic()
-                free, size = (blocks * state.f_frsize / 1e9 for blocks in (state.f_bavail, state.f_blocks))
+                free, size = (blocks * state.f_frsize / 2**30 for blocks in (state.f_bavail, state.f_blocks))
                 self._full_reports.append(
                     f"{self.directory} is over {100 * self._capacity_threshold:g}% full, available space: "
-                    f"{free:.3f} GB; capacity: {size:.3f} GB. Object creation will fail if spilling is required."
+                    f"{free:.3f} GiB; capacity: {size:.3f} GiB. Object creation will fail if spilling is required."
                 )
             text = f"{100 * share:.1f} % of it are in use (HPCRAY_DISK_CAPACITY_THRESHOLD={self._capacity_threshold:g})"
             raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}: {text}")
@@ -443,7 +443,7 @@ def describe_spill_directory(directory: TmpDirectory) -> str:
     text = (
         f"the object store is full; objects are spilled to {directory.path} ({directory.kind or 'unknown'} file system"
     )
-    text += f", {directory.free / 1e9:.1f} GB free)"
+    text += f", {directory.free / 2**30:.1f} GiB free)"
     if not directory.node_local:
         text += "; this is a network file system, which is slow and shared. hint: set HPCRAY_SPILL_DIR to a local disk"
     elif directory.in_memory:

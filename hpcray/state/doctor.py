@@ -61,8 +61,8 @@ _PROBE = "import json; from hpcray.transport.selection import describe; print(js
 _UCT = re.compile(r"libuct_(\w+)[.-]")
 _HYDRA_VERSION = re.compile(r"\s*Version: *(\S+)")
 _PROTOCOLS = {"pmix": "PMIx", "pmi2": "PMI-2", "none": "none"}
-_MB = 1 << 20
-_GB = 1 << 30
+_MIB = 1 << 20
+_GIB = 1 << 30
 # Below these amounts a limit or a directory is a warning; the last three in bytes.
 _FEW_FILES = _FEW_PROCESSES = 4096
 _LITTLE_LOCKED = _LITTLE_TMP = 1 << 30
@@ -440,8 +440,8 @@ def examine_shared_memory(path: str = "/dev/shm") -> DoctorFinding:
 
 
 def size(amount: float) -> str:
-    """Bytes in MB or GB."""
-    return f"{amount / _GB:.1f} GB" if amount >= _GB else f"{amount / _MB:.0f} MB"
+    """Bytes in MiB or GiB."""
+    return f"{amount / _GIB:.1f} GiB" if amount >= _GIB else f"{amount / _MIB:.0f} MiB"
 
 
 def examine_gpus(environ: Mapping[str, str]) -> list[DoctorFinding]:
@@ -489,10 +489,10 @@ def _temporary(entry: TmpDirectory) -> DoctorFinding:
 
 def _free(amount: int) -> str:
     """Free space with two digits, so that nodes whose disks differ a little share a row."""
-    if amount < _GB:
+    if amount < _GIB:
         return size(amount)
-    digits = max(0, len(str(amount // _GB)) - 2)
-    return f"{amount // _GB // 10**digits * 10**digits} GB"
+    digits = max(0, len(str(amount // _GIB)) - 2)
+    return f"{amount // _GIB // 10**digits * 10**digits} GiB"
 
 
 def examine_limits(getrlimit: Callable[[int], tuple[int, int]], rdma: bool) -> list[DoctorFinding]:

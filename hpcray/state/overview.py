@@ -75,6 +75,14 @@ _IN_ORDER = ("it was removed", "it was idle", "it was sent SIG", "it was leaving
 """How the reasons of nodes begin that left because they were asked to: by a user, the autoscaler or a signal."""
 
 
+_SLOW_RUNS = 1.5  # run times on a node, to those on the others
+
+
+def is_slow(use: NodeUse) -> bool:
+    """True if the same functions take longer on this node than elsewhere."""
+    return use.slowness is not None and use.slowness >= _SLOW_RUNS
+
+
 @dataclass
 class FunctionUse:
     """The tasks of one function, or the calls of one method.

@@ -12,7 +12,7 @@ import linecache
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -310,9 +310,13 @@ def _is_other(name: str) -> bool:
     return name not in _STANDARD_RESOURCES and not name.startswith(("node:", ACCELERATOR_TYPE))
 
 
+NEVER_SERVED = ", which no node can ever serve"
+"""At the end of a line about demand."""
+
+
 def _unmet(row: Mapping[str, Any]) -> str:
     where = f" on {row['strategy']}" if row["strategy"] else ""
-    never = "" if row["feasible"] else ", which no node can ever serve"
+    never = "" if row["feasible"] else NEVER_SERVED
     processes = "process" if row["holders"] == 1 else "processes"
     return f"  {row['count']} x {_amounts(row['resources'])}{where} for tasks of {row['holders']} {processes}{never}"
 
@@ -325,7 +329,7 @@ def _alike(actors: Iterable[Mapping[str, Any]]) -> list[tuple[Mapping[str, Any],
 
 
 def _actor(row: Mapping[str, Any], count: int) -> str:
-    never = "" if row["feasible"] else ", which no node can ever serve"
+    never = "" if row["feasible"] else NEVER_SERVED
     return f"  {count} x {_amounts(row['resources'])} for actors {row['class_name']}{never}"
 
 
@@ -565,17 +569,33 @@ _OVER = ("FINISHED", "FAILED")
 _NO_WORKER = "PENDING_NODE_ASSIGNMENT"
 
 
+NEVER = "can never serve it"
+"""In a line about what waits: a node has not what a task or an actor asks for."""
+
+
+def never_first(findings: Iterable[WaitReason]) -> list[WaitReason]:
+    """The lines of an explanation, what can never run before what has to wait."""
+    parts: list[list[WaitReason]] = []
+    for one in findings:
+        if one.depth == 0 or not parts:
+            parts.append([])
+        parts[-1].append(one)
+    parts.sort(key=lambda part: not any(NEVER in one.text for one in part))
+    return [one for part in parts for one in part]
+
+
 class WaitSearch:
     """Explains waits on behalf of one process, for one answer.
 
     Args:
         process: it sends the questions.
         timeout: seconds that a process may take.
+        only: the nodes whose waits are explained; None: all of them.
     """
 
-    def __init__(self, process: CoreWorker, timeout: float) -> None:
-        self._graph = WaitGraph(process, timeout)
-        self._state = StateAggregator(process, timeout)
+    def __init__(self, process: CoreWorker, timeout: float, only: Set[int] | None = None) -> None:
+        self._graph = WaitGraph(process, timeout, only)
+        self._state = StateAggregator(process, timeout, only)
 
     def explain(self, wanted: str) -> list[WaitReason]:
         """Explain an object, a task or an actor.
@@ -599,15 +619,19 @@ class WaitSearch:
             row for row in tasks if _is_meant(wanted, row.task_id, row.name, row.func_or_class_name)
         )
 
-    def explain_all(self) -> list[WaitReason]:
+    def explain_all(self, everything: bool = False) -> list[WaitReason]:
         """Explain what drivers wait for, and the tasks that wait for a worker; where no driver waits, all that do not
-        run."""
-        found = self._graph.explain_all()
+        run. What can never run comes first.
+
+        Args:
+            everything: what tasks and actors wait for in any case.
+        """
+        found = self._graph.explain_all(everything)
         tasks = [row for row in self._state.tasks() if row.type != _CREATION and row.state not in (*_OVER, "RUNNING")]
         if self._graph.found_waits:
             told = {text for one in found for text in one.text.split()}
             tasks = [row for row in tasks if row.state == _NO_WORKER and row.name not in told]
-        return found + self._tasks(tasks)
+        return never_first(found + self._tasks(tasks))
 
     def _tasks(self, rows: Iterable[TaskState]) -> list[WaitReason]:
         by_name: dict[str, list[TaskState]] = {}

@@ -215,7 +215,7 @@ class TensorPulls:
         self._proven.add(pull.source)
         seconds = now - pull.began
         if self._least_rate and pull.rest >= RATED and pull.rest < self._least_rate * seconds:
-            self._failed[pull.node] = now, f"it is slow there: {pull.rest / seconds / 1e9:.2f} GB/s"
+            self._failed[pull.node] = now, f"it is slow there: {pull.rest / seconds / 2**30:.2f} GiB/s"
         return True
 
     def _fail(self, pull: TensorPull, reason: str, now: float) -> None:

@@ -248,8 +248,8 @@ def check_shared_memory(path: str = _SHARED_MEMORY) -> str:
     if free >= _LITTLE_SHARED_MEMORY:
         return ""
     return (
-        f"{path} on {socket.gethostname()} has {free >> 10} KB free of {state.f_blocks * state.f_frsize >> 10} KB, MPI "
-        f"and UCX need {_LITTLE_SHARED_MEMORY >> 10} KB; hint: remove what dead jobs left there, or start the "
+        f"{path} on {socket.gethostname()} has {free >> 10} KiB free of {state.f_blocks * state.f_frsize >> 10} KiB, "
+        f"MPI and UCX need {_LITTLE_SHARED_MEMORY >> 10} KiB; hint: remove what dead jobs left there, or start the "
         "container with --shm-size=1g"
     )
 

@@ -117,7 +117,7 @@ LOOKS = (
     Look("why", (r"driver, pid \d+\) waits for", r"process 3\.\d+ .* runs stopping for"), fits=False),
     Look("why REF", (r"runs reading", r"runs computing for"), fits=False),
     Look("stack", (r"runs computing for", r"runs stopping for", r"node 3"), fits=False),
-    Look("memory", (r"node 1 \(", r"1\.0 MB", r"all 4 nodes: \d+ objects")),
+    Look("memory", (r"node 1 \(", r"1\.0 MiB", r"all 4 nodes: \d+ objects")),
     Look("memory --growth 0.5", (r"nothing has changed: \d+ objects",), extra=0.5),
     Look("timeline timeline.json", (r"timeline\.json; hint",), fits=False),
     Look("profile --seconds 1 -o p.txt", (r"on 4 nodes", r"computing", r"p\.txt: folded"), extra=1.0),

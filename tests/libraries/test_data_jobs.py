@@ -50,7 +50,7 @@ def test_a_pipeline_that_streams_writes_nothing_to_disk(run: Callable[..., str],
 def test_events_on_one_node(run: Callable[..., str], tmp_path: Path) -> None:
     options = ("--num-cpus", "2", "--object-store-memory", str(STORE))
     shown = run(EXAMPLE, str(tmp_path), "--mb", "200", options=options, env={"HPCRAY_PRELOAD": "ray.data"})
-    assert "object stores of 100 MB" in shown and "nothing lost, all in order" in shown
+    assert "object stores of 100 MiB" in shown and "nothing lost, all in order" in shown
 
 
 @pytest.mark.mpi
@@ -62,4 +62,4 @@ def test_events_on_two_nodes(libraries: str, tmp_path: Path) -> None:
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout[-2000:]}\n{ended.stderr[-6000:]}"
-    assert "object stores of 128 MB" in ended.stdout and "nothing lost, all in order" in ended.stdout
+    assert "object stores of 128 MiB" in ended.stdout and "nothing lost, all in order" in ended.stdout

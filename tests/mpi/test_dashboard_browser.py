@@ -80,6 +80,11 @@ def barrier():
     time.sleep(600)
 
 
+@ray.remote(num_cpus=0.1, resources={"licence": 1})
+def unserved():
+    pass
+
+
 @ray.remote(num_cpus=0.1)
 def grow():
     kept = []
@@ -96,6 +101,7 @@ ray.get(group.ready())
 kept = [ray.put(np.zeros(1 << 20)) for _ in range(8)]
 ray.get([evil.options(name=EVIL).remote() for _ in range(4)])
 held = reduce.remote([barrier.remote()])
+never = unserved.remote()
 growing = grow.remote()
 print("ready", os.environ["HPCRAY_ADDRESS"], flush=True)
 epoch = 0
@@ -234,6 +240,59 @@ def test_the_overview_shows_the_job_and_goes_on(visit: Callable[..., Visit]) -> 
     seen.sees("Functions by time")
 
 
+def test_what_is_wrong_is_a_click_from_its_cause(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    card = seen.page.get_by_label("What is wrong").get_by_role("listitem")
+    expect(card.filter(has_text="Can never run")).to_contain_text("licence: 1")
+    card.filter(has_text="Dead actors").click()
+    seen.sees("DEAD", "signal 9")
+    seen.page.keyboard.press("Escape")
+    card.filter(has_text="Can never run").click()
+    first = seen.page.locator(".graph .box").first
+    expect(first).to_contain_text("unserved", timeout=PATIENCE)
+    red, other = first.evaluate(
+        "box => [getComputedStyle(box).borderLeftColor, getComputedStyle([...document.querySelectorAll('.box')]"
+        ".find(one => one.textContent.includes('waits in get'))).borderLeftColor]"
+    )
+    assert red != other, "what can never run is red, what waits is not"
+
+
+@pytest.mark.parametrize("width", [1360, 2400])
+def test_no_column_is_cut(visit: Callable[..., Visit], width: int) -> None:
+    seen = visit()
+    seen.page.set_viewport_size({"width": width, "height": 900})
+    for name in ("Overview", "Nodes", "Tasks", "Actors", "Objects", "Logs", "Placement groups"):
+        seen.click(name)
+        expect(seen.page.locator("main table tbody tr").first).to_be_visible(timeout=PATIENCE)
+        seen.page.wait_for_timeout(500)
+        tables = "[...document.querySelectorAll('main .table')].map(one => one.scrollWidth - one.clientWidth)"
+        assert max(seen.page.evaluate(tables)) <= 0, name
+
+
+def test_functions_have_one_colour_each_on_all_pages(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    pair = "one => [one.parentElement.textContent, one.firstChild.getAttribute('fill')]"
+    colours = f"[...document.querySelectorAll('{{}}')].map({pair})"
+    seen.sees("simulate")
+    shown = dict(seen.page.evaluate(colours.format("td.name .swatch")))
+    assert len(shown) >= 4 and len(set(shown.values())) == len(shown)
+    seen.click("Timeline")
+    expect(seen.page.locator(".legend")).to_contain_text("simulate", timeout=PATIENCE)
+    legend = dict(seen.page.evaluate(colours.format(".legend .swatch")))
+    assert {name: colour for name, colour in legend.items() if name in shown}.items() <= shown.items()
+    assert "simulate" in legend
+
+
+def test_a_chart_has_a_hole_where_nobody_looked(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    pair = "one => [one.time, !!one.gap]"
+    times = f"import('./js/plots.js').then(one => one.withGaps({{}}.map(time => ({{{{ time }}}}))).map({pair}))"
+    assert seen.page.evaluate(times.format([0, 2, 4, 30, 32])) == [
+        [0, False], [2, False], [4, False], [17, True], [30, False], [32, False],
+    ]  # fmt: skip
+    assert not any(gap for _, gap in seen.page.evaluate(times.format([0, 2, 4, 7, 9])))
+
+
 def test_nodes_lead_to_processes(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.click("Nodes")
@@ -250,7 +309,7 @@ def test_nodes_lead_to_processes(visit: Callable[..., Visit]) -> None:
     seen.page.keyboard.press("Enter")
     expect(seen.page.get_by_role("heading", name=re.compile("Node 2"))).to_be_visible()
     seen.sees("Processes", "simulate")
-    seen.sees("GPUs", re.compile(r"NVIDIA H200.*93\s*%"), re.compile("60.0 GB of 141"))
+    seen.sees("GPUs", re.compile(r"NVIDIA H200.*93\s*%"), re.compile("55.9 GiB of 131"))
     picture(seen.page, "dashboard-node")
     seen.page.keyboard.press("Escape")
     expect(rows).to_have_count(4)
@@ -322,7 +381,7 @@ def test_the_timeline_is_zoomed_and_read(visit: Callable[..., Visit]) -> None:
 def test_objects_groups_slurm_and_waits(visit: Callable[..., Visit]) -> None:
     seen = visit(color_scheme="light")
     seen.click("Objects")
-    seen.sees("train.py:", "8.4 MB")
+    seen.sees("train.py:", "8.0 MiB")
     picture(seen.page, "dashboard-objects")
     seen.click("Placement groups")
     seen.sees("spread", "CREATED", "SPREAD")
@@ -354,7 +413,7 @@ def test_stacks_are_shown_and_sampled(visit: Callable[..., Visit]) -> None:
     grown = flame.get_by_role("button", name=f"train.py:{line}", exact=True).first
     expect(grown).to_be_visible(timeout=PATIENCE)
     grown.click()
-    expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(rf"train\.py:{line}: .*[kM]B"))
+    expect(seen.page.get_by_role("status").last).to_contain_text(re.compile(rf"train\.py:{line}: .*[KM]iB"))
 
 
 def test_two_browsers_at_once_and_links_that_are_good_once(

@@ -50,7 +50,7 @@ def test_each_question_is_answered_by_the_first_commands(
         # Who holds the memory?
         memory = hpcray("memory")
         owners = memory.partition("by owner")[2].splitlines()
-        assert re.search(r"67\.1 MB +8 +worker 1\.\d+ \(actor Cache 'cache', pid \d+\)", owners[2]), memory
+        assert re.search(r"64\.0 MiB +8 +worker 1\.\d+ \(actor Cache 'cache', pid \d+\)", owners[2]), memory
         largest = memory.partition("processes with most memory")[2].splitlines()[2]
         assert re.search(r"^node 1 +\d+ +Cache ", largest), memory
 
@@ -68,4 +68,4 @@ def test_each_question_is_answered_by_the_first_commands(
         why = hpcray("why", "collector")
         assert f"is DEAD on node 3 since {told[1]}" in why and "hint: hpcray logs --actor" in why, why
         lines = hpcray("logs", "--actor", "collector").splitlines()
-        assert lines[-1].endswith("cannot map 96 GB: giving up"), lines
+        assert lines[-1].endswith("cannot map 96 GiB: giving up"), lines

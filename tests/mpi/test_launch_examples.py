@@ -33,6 +33,6 @@ def test_digits_uses_all_nodes_and_learns(leak_check: LeakCheck) -> None:
 
 def test_sort_of_more_than_a_node_can_hold(leak_check: LeakCheck) -> None:
     shown = run("--object-store", "128m", str(EXAMPLES / "sort.py")).out
-    assert "4 nodes, 128 MB of object store each" in shown
-    assert "data: 141 MB" in shown
+    assert "4 nodes, 128 MiB of object store each" in shown
+    assert "data: 141 MiB" in shown
     assert "order, count and checksum are right" in shown

@@ -30,7 +30,7 @@ def test_digits(leak_check: LeakCheck) -> None:
 
 def test_sort(leak_check: LeakCheck) -> None:
     shown = run("sort.py", "--mb", "40").out
-    assert "data: 40 MB" in shown
+    assert "data: 40 MiB" in shown
     assert "order, count and checksum are right" in shown
 
 

@@ -464,6 +464,17 @@ def test_a_program_adds_nodes_and_removes_them(leak_check: object) -> None:
         assert cluster.remove_nodes([1]), "it is gone already"
 
 
+def test_a_node_outlives_the_command_that_has_added_it(leak_check: object) -> None:
+    with ray.init("local", num_cpus=0):
+        line = [sys.executable, "-m", "hpcray.cli", "nodes", "add", "--executor", "local", "--wait"]
+        line += ["--cpus-per-node", "1", "--job", need_process().session_dir]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        time.sleep(0.5)  # within which a node has looked several times whether its starter is there
+        assert ray.get(ray.remote(lambda: "there").remote(), timeout=30) == "there" and alive() == 2
+        assert cluster.remove_nodes(["n1"])
+
+
 def test_who_waits_for_new_nodes_that_end_at_once_gets_their_last_words(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = ["sh", "-c", "echo no such interface; exit 3"]
     monkeypatch.setattr(added_nodes, "node_command", lambda *given: broken)

@@ -12,9 +12,13 @@ import pytest
 
 from hpcray.dashboard.app import AnswerCache, NoAnswerError, TableQuery, table_page
 from hpcray.dashboard.job_pages import (
+    alerts,
+    alike,
     by_place,
     by_site,
     choose_nodes,
+    fold_empty,
+    fold_stacks,
     node_row,
     node_states,
     parse_node,
@@ -23,7 +27,8 @@ from hpcray.dashboard.job_pages import (
 )
 from hpcray.dashboard.task_timeline import TaskTimeline
 from hpcray.diagnostics.wait_graph import WaitReason
-from hpcray.state.overview import NodeUse
+from hpcray.state.overview import FunctionUse, JobUse, NodeUse
+from hpcray.state.reports import never_first
 
 # ------------------------------------------------------------ answers
 
@@ -259,3 +264,78 @@ def test_nodes_of_a_switch_follow_each_other() -> None:
     assert [node.index for node in by_place(nodes)] == [0, 3, 1, 2]
     bare = [NodeUse(index, "h", f"{index:02x}") for index in (2, 0, 1)]
     assert by_place(bare) == bare
+
+
+# ------------------------------------------------------------ what is wrong
+
+
+def found_alerts(*nodes: NodeUse, **more: Any) -> dict[str, dict[str, Any]]:
+    functions = more.pop("functions", [])
+    use = JobUse(1.0, 0.1, list(nodes), functions, False, "train.py", "4711", None)
+    return {row["title"]: row for row in alerts(use, more.pop("waiting", []), **more)}
+
+
+def test_a_job_in_which_nothing_is_wrong_has_no_alerts() -> None:
+    quiet = node(0, 4)
+    quiet.slowness, quiet.store = 1.2, {"on_disk": 0}
+    functions = [FunctionUse("f", ended=9)]
+    ended = [{"class": "A", "name": "", "id": "a1", "reason": "it was killed by `ray.kill`."}]
+    waiting = ["  2 x {CPU: 8} for tasks of 1 process"]
+    assert not found_alerts(
+        quiet, node(1, 0, "left: it was idle"), functions=functions, waiting=waiting, dead_actors=ended
+    )
+
+
+def test_what_is_wrong_has_a_card_that_leads_to_its_cause() -> None:
+    slow = node(1, 4)
+    slow.slowness, slow.row, slow.store = 2.47, {"memory": {"killed": 3}}, {"on_disk": 3 << 30}
+    died = {"class": "Collector", "name": "collector", "id": "a2", "reason": "its worker process has died: signal 9"}
+    found = found_alerts(
+        node(0, 4), slow, node(2, 0, "dead: its host is gone"), dead_actors=[died],
+        functions=[FunctionUse("f", ended=9, failed=2), FunctionUse("g", ended=4, failed=4)],
+        waiting=["  3 x {licence: 1} for tasks of 1 process, which no node can ever serve"],
+    )  # fmt: skip
+    assert {title: (row["text"], row["level"], row["page"]) for title, row in found.items()} == {
+        "Can never run": ("3 x {licence: 1} for tasks of 1 process", "bad", "waits"),
+        "Lost nodes": ("node 2 (n2)", "bad", "nodes"),
+        "Out of memory": ("workers, node 1: 3 ended", "bad", "tasks?state=FAILED"),
+        "Failed": ("g: 4 of 4; and 1 more", "bad", "tasks?state=FAILED"),
+        "Dead actors": ("Collector collector: its worker process has died: signal 9", "bad", "actor?id=a2"),
+        "Slow nodes": ("node 1 (n1): runs take 2.5 times as long", "warn", "node?node=1"),
+        "Spilling": ("3.0 GiB on disk, of 1 node", "warn", "objects"),
+    }  # fmt: skip
+
+
+def test_what_can_never_run_comes_first() -> None:
+    lines = [
+        WaitReason(0, "driver waits in get"), WaitReason(1, "task g runs"), WaitReason(0, "solve: 3 PENDING"),
+        WaitReason(1, "task solve waits"), WaitReason(2, "node 0 can never serve it: licence: 1 wanted, 0 there"),
+    ]  # fmt: skip
+    ordered = never_first(lines)
+    assert ordered[0].text == "solve: 3 PENDING" and sorted(map(id, ordered)) == sorted(map(id, lines))
+    assert [one["never"] for one in wait_graph(ordered)["nodes"]] == [True, True, True, False, False]
+
+
+def test_objects_that_differ_in_their_ids_are_one_row() -> None:
+    row = {"id": "a", "node": 1, "size": 8, "state": "memory", "owner": "driver", "pins": "", "reads": 0, "site": ""}
+    rows = alike([row, {**row, "id": "b"}, {**row, "id": "c", "node": 2, "size": 20}])
+    assert [(one["id"], one["count"], one["bytes"]) for one in rows] == [("c", 1, 20), ("a", 2, 16)]
+
+
+def test_processes_at_the_same_place_are_one_entry() -> None:
+    stack = ["    thread 'MainThread' runs f for {} s", "      train.py:7 in f: time.sleep(1)"]
+    lines = ["node 0 (n0)", "  raylet 0 (raylet, pid 1)", "  process 0.1 (worker, pid 2, busy)"]
+    lines += [one.format(0.1) for one in stack] + ["  process 0.2 (worker, pid 3, idle)"]
+    lines += ["  process 0.3 (worker, pid 4, busy)", *(one.format(2.5) for one in stack)]
+    lines += ["  process 0.4 (worker, pid 5, idle)", "node 1 (n1)", "  process 1.1 (worker, pid 6, idle)", "5 threads"]
+    assert fold_stacks(lines) == [
+        "node 0 (n0)", "  raylet 0 (raylet, pid 1)",
+        "  process 0.1 (worker, pid 2, busy), and 1 alike: 0.3 (pid 4)", *(one.format(0.1) for one in stack),
+        "  process 0.2 (worker, pid 3, idle), and 1 alike: 0.4 (pid 5)",
+        "node 1 (n1)", "  process 1.1 (worker, pid 6, idle)", "5 threads",
+    ]  # fmt: skip
+
+
+def test_empty_log_files_are_a_line() -> None:
+    rows = [{"name": "a", "size": 0}, {"name": "b", "size": 5}, {"name": "c", "size": 0}]
+    assert fold_empty(rows) == ([rows[1]], "2 more files: nothing printed") and fold_empty(rows[1:2]) == ([rows[1]], "")

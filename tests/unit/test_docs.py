@@ -22,6 +22,7 @@ PAGES = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in pages()]
 REFERENCE = ROOT / "docs" / "reference"
 """Generated pages; their sentences are docstrings, see tests/unit/test_laws.py."""
 VARIABLE = re.compile(r"HPCRAY_[A-Z][A-Z_]*[A-Z]")
+DECIMAL_SIZE = re.compile(r"\d\s?[kKMGT]B\b")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 CODE_PATH = re.compile(r"(?<!\.config/)(?<!CONFIG_HOME/)(?:hpcray|tests|benchmarks|examples|slurm|launch)/[\w./-]+")
 
@@ -104,6 +105,18 @@ def test_figures_beside_rays_are_those_of_the_page_on_performance() -> None:
     rows = [line.split("|")[2:5] for line in page.splitlines() if re.match(r"\| .* \| +[\d,.]+ ", line)]
     assert len(rows) == 10
     assert not [row for row in rows if "|{}|{}|{}|".format(*row) not in measured]
+
+
+def test_sizes_in_guides_have_the_unit_of_the_commands() -> None:
+    guides = [page for page in pages() if {"how-to", "reference", "examples", "launch"} & set(page.parts)]
+    guides += [ROOT / "README.md", ROOT / "docs" / "tutorial.md"]
+    assert len(guides) > 30
+    found = [
+        (page.name, line) for page in guides for line in page.read_text().splitlines() if DECIMAL_SIZE.search(line)
+    ]
+    assert not found, (
+        "KiB, MiB, GiB; decimal units are for measured throughput, in docs/explain and docs/performance.md"
+    )
 
 
 def test_files_that_the_docs_name_exist() -> None:

@@ -212,10 +212,10 @@ def test_a_session_directory_on_a_shared_file_system_is_a_warning(monkeypatch: p
 @pytest.mark.parametrize(
     ("entry", "text", "level"),
     [
-        (TmpDirectory("/s", "TMPDIR", "nfs4", 789 << 30, True), "/s: nfs4 (shared), 780 GB free", NOTE),
-        (TmpDirectory("/s", "", "tmpfs", 5 << 30, True), "/s: tmpfs (memory), 5 GB free", NOTE),
-        (TmpDirectory("/s", "TMPDIR", "xfs", 1 << 20, True), "/s: xfs (node-local), 1 MB free", WARN),
-        (TmpDirectory("/s", "TMPDIR", "xfs", 1 << 40, False), "/s: xfs (node-local), 1000 GB free", WARN),
+        (TmpDirectory("/s", "TMPDIR", "nfs4", 789 << 30, True), "/s: nfs4 (shared), 780 GiB free", NOTE),
+        (TmpDirectory("/s", "", "tmpfs", 5 << 30, True), "/s: tmpfs (memory), 5 GiB free", NOTE),
+        (TmpDirectory("/s", "TMPDIR", "xfs", 1 << 20, True), "/s: xfs (node-local), 1 MiB free", WARN),
+        (TmpDirectory("/s", "TMPDIR", "xfs", 1 << 40, False), "/s: xfs (node-local), 1000 GiB free", WARN),
     ],
 )
 def test_temporary_directories_are_shown_with_type_and_free_space(entry: TmpDirectory, text: str, level: str) -> None:
@@ -239,7 +239,7 @@ def test_limits_on_cpus_and_memory_are_named(monkeypatch: pytest.MonkeyPatch) ->
     cpus = named(doctor.examine_cpus(step), "CPUs")
     assert cpus.value.startswith("1 of 16 usable (affinity 16,") and "Slurm 1)" in cpus.value
     assert cpus.level == WARN and "--cpus-per-task" in cpus.hint
-    assert named(doctor.examine_memory(step), "memory").value.startswith("50 MB usable")
+    assert named(doctor.examine_memory(step), "memory").value.startswith("50 MiB usable")
 
 
 def test_the_doctor_notes_that_nodes_of_a_host_share_no_stores() -> None:

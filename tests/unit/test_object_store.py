@@ -133,8 +133,8 @@ def test_a_create_that_finds_no_room_in_time_fails_and_names_the_objects_that_ho
         "node 2",
         "waited 10.0 s",
         str(BIG),
-        "capacity 64.0 kB",
-        "used 38.4 kB",
+        "capacity 62.5 KiB",
+        "used 37.5 KiB",
         oid(1).hex(),
         "owner process 2.1",
     ):

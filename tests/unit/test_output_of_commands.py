@@ -13,9 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from helpers.jobs import ROOT
 from helpers.source_laws import Source, parse, tree
 
+from hpcray.cli.__main__ import main
+from hpcray.common.config import format_setting, parse_size
+from hpcray.core.object_store.allocator import format_size
 from hpcray.jobs.batch_queues import query_state
 from hpcray.jobs.submitted_job import JobRecord, make_folder
 
@@ -115,3 +119,67 @@ def test_no_command_colours_text_by_itself() -> None:
     assert found and not [path for path, lines in found.items() if lines], "click.style, print_table or print_text"
     assert list(own_colours(parse("x.py", "Console(width=3)"))) == [1]
     assert list(own_colours(parse("x.py", "print('\x1b[31mred')"))) == [1]
+
+
+# ------------------------------------------------------------ sizes
+
+DECIMAL = re.compile(r"(?<![A-Za-z])[kKMGTP]B(?:/s)?\b")
+AS_RAY = {"state/node_metrics.py"}
+"""The unit of two of Ray's metrics."""
+
+
+def decimal_units(source: Source) -> Iterator[int]:
+    """Lines of texts, comments and docstrings apart, with a unit of bytes that is no power of 1024."""
+    for node in source.of_kind(ast.Constant):
+        text = isinstance(node.value, str) and node.value
+        if text and "\n" not in text.strip() and DECIMAL.search(text):
+            yield node.lineno
+
+
+def docstrings(source: Source) -> set[int]:
+    """Lines where a string stands that nothing reads."""
+    return {node.value.lineno for node in source.of_kind(ast.Expr) if isinstance(node.value, ast.Constant)}
+
+
+def test_all_texts_have_one_unit_of_bytes() -> None:
+    found = {
+        source.path: sorted(set(decimal_units(source)) - docstrings(source))
+        for source in tree()
+        if source.path not in AS_RAY
+    }
+    assert {path: lines for path, lines in found.items() if lines} == {}, (
+        "KiB, MiB, GiB: hpcray's own are powers of 1024"
+    )
+    pages = list((ROOT / "hpcray" / "dashboard" / "static" / "js").rglob("*.js"))
+    assert pages and not [path.name for path in pages if DECIMAL.search(path.read_text())]
+
+
+def test_the_law_of_units_can_be_broken() -> None:
+    source = parse("x.py", 'def f():\n    """Up to 4 MB."""\n    return f"{size / 1e9:.1f} GB free"\n')
+    assert set(decimal_units(source)) - docstrings(source) == {3}
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "setting"),
+    [
+        ("2g", "2.0 GiB", "2g"),
+        ("512m", "512.0 MiB", "512m"),
+        ("1.5GiB", "1.5 GiB", "1536m"),
+        ("100k", "100.0 KiB", "100k"),
+        ("1000001", "976.6 KiB", "1000001"),
+        ("3t", "3.0 TiB", "3t"),
+        ("17", "17 B", "17"),
+    ],
+)
+def test_a_size_comes_back_as_it_was_given(given: str, shown: str, setting: str) -> None:
+    size = parse_size(given)
+    assert (format_size(size), format_setting(size)) == (shown, setting)
+    assert parse_size(format_setting(size)) == size and format_setting(0) == "0"
+
+
+def test_settings_are_shown_as_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPCRAY_OBJECT_STORE_MEMORY", "2g")
+    monkeypatch.setenv("HPCRAY_START_TIMEOT", "3")
+    ended = CliRunner().invoke(main, ["config", "show", "--changed"])
+    assert re.search(r"^object_store_memory +2g +HPCRAY_OBJECT_STORE_MEMORY$", ended.stdout, re.MULTILINE), ended.output
+    assert "HPCRAY_START_TIMEOT is no setting and has no effect; hint: HPCRAY_START_TIMEOUT?" in ended.stderr

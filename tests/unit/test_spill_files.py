@@ -147,5 +147,5 @@ class TestDirectory:
     @pytest.mark.parametrize(("kind", "warning"), [("ext4", None), ("nfs4", "network"), ("tmpfs", "takes memory")])
     def test_an_unsuitable_spill_directory_causes_a_warning(self, kind: str, warning: str | None) -> None:
         text = describe_spill_directory(TmpDirectory("/scratch", "TMPDIR", kind, 5 * 10**9, True))
-        assert "/scratch" in text and "5.0 GB free" in text
+        assert "/scratch" in text and "4.7 GiB free" in text
         assert ("hint:" in text and warning in text) if warning else "hint:" not in text

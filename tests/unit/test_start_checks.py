@@ -77,7 +77,7 @@ Statvfs = namedtuple("Statvfs", "f_bavail f_frsize f_blocks")
 
 def test_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "statvfs", lambda path: Statvfs(100, 4096, 16384))
-    assert "has 400 KB free of 65536 KB" in check_shared_memory()
+    assert "has 400 KiB free of 65536 KiB" in check_shared_memory()
     monkeypatch.setattr(os, "statvfs", lambda path: Statvfs(16384, 4096, 16384))
     assert check_shared_memory() == ""
     monkeypatch.undo()

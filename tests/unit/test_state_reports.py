@@ -31,10 +31,10 @@ def test_a_table_without_rows_has_no_lines() -> None:
 
 
 def test_columns_may_be_aligned_on_the_right() -> None:
-    assert list(table_lines(["size", "id"], [["9 B", "a"], ["12 kB", "b"]], right=["size"])) == [
-        " size  id",
-        "  9 B  a",
-        "12 kB  b",
+    assert list(table_lines(["size", "id"], [["9 B", "a"], ["12 KiB", "b"]], right=["size"])) == [
+        "  size  id",
+        "   9 B  a",
+        "12 KiB  b",
     ]
 
 
@@ -86,9 +86,9 @@ def test_objects_that_differ_only_in_their_ids_are_one_row_and_owners_are_summed
     row = {"node": 1, "host": "n1", "problem": "", "objects": 25, "capacity": 1 << 30, "used": 1 << 20, "list": listed}
     row |= dict.fromkeys(("on_disk", "pinned", "evictable", "spilled", "waiting"), 0)
     text = [" ".join(line.split()) for line in show_stores([row])]
-    assert f"8.4 MB 24 memory 1 + 0 borrowed worker 1.1 (actor Cache, pid 9) - {0:032x} and 23 more" in text
-    assert f"4.2 MB 1 memory 1 + 0 borrowed driver 0.1 (pid 3) - {'f' * 32}" in text
-    assert "201.3 MB 24 worker 1.1 (actor Cache, pid 9)" in text, "by owner"
+    assert f"8.0 MiB 24 memory 1 + 0 borrowed worker 1.1 (actor Cache, pid 9) - {0:032x} and 23 more" in text
+    assert f"4.0 MiB 1 memory 1 + 0 borrowed driver 0.1 (pid 3) - {'f' * 32}" in text
+    assert "192.0 MiB 24 worker 1.1 (actor Cache, pid 9)" in text, "by owner"
     assert "created at" not in "".join(text), "nothing is recorded"
     listed[0]["site"] = "train.py:7"
     assert any(line.endswith("train.py:7") for line in show_stores([row]))

@@ -16,6 +16,7 @@ from hpcray.state.overview import FunctionUse, JobUse, NodeUse
 textual = pytest.importorskip("textual")
 
 from hpcray.cli.top_app import KeptTable, TopApp  # noqa: E402
+from hpcray.cli.top_cells import node_cells, node_columns  # noqa: E402
 
 STORE = {"capacity": 1000, "used": 900, "on_disk": 5_000_000}
 
@@ -23,7 +24,8 @@ STORE = {"capacity": 1000, "used": 900, "on_disk": 5_000_000}
 def job(nodes: int = 3) -> JobUse:
     found = [
         NodeUse(
-            i, f"host{i}", f"id{i}", cpu=0.25 * i, memory=(50, 100), resources={"CPU": (i, 8.0), "GPU": (1.0, 1.0)},
+            i, f"host{i}", f"id{i}", cpu=0.75, cpu_count=8, cores=2.0 * i, memory=(50, 100),
+            resources={"CPU": (i, 8.0), "GPU": (1.0, 1.0)},
             store=STORE, gpus=[{"index": 0, "name": "H200", "busy": 0.5, "used": 10**9, "total": 10**10}],
             workers={"busy": 1}, latency=0.002 * i,
         )
@@ -122,7 +124,7 @@ def test_it_shows_nodes_functions_the_clock_and_the_log_in_80_columns() -> None:
         await shows("slow")
         text = await shows("q Quit")
         for part in ("4711", "2 nodes, 1 lost", "CPU 1/16", "1:02:03 left", "dead ", "90%", "25%",
-                     "5.0 MB", "3:20", "epoch 7 on node 0", "functions by total time", "q Quit"):  # fmt: skip
+                     "4.8M", "3:20", "epoch 7 on node 0", "functions by total time", "q Quit"):  # fmt: skip
             assert part in text, f"{part!r}\n{text}"
         assert "round trip" not in text and max(map(len, text.splitlines())) <= 80
 
@@ -158,7 +160,7 @@ def test_keys_lead_to_a_node_a_process_a_function_and_the_actors_and_back() -> N
         await shows("functions by total time")
         await pilot.press("t")
         text = await shows("0a1b")
-        assert "1 transfers, 3.0 GB to come" in text and "25%" in text and "receives" in text
+        assert "1 transfers, 2.8 GiB to come" in text and "25%" in text and "receives" in text
         await pilot.press("escape")
         await shows("functions by total time")
         await pilot.press("tab", "enter")
@@ -222,3 +224,12 @@ def test_cells_are_as_wide_as_their_columns(width: int) -> None:
             assert len(cell.plain if isinstance(cell, Text) else cell) <= most, name
     assert sum(most + 2 for _, most in top_cells.node_columns(80)) <= 80
     assert sum(most + 2 for _, most in top_cells.function_columns(80)) <= 80
+
+
+def test_the_large_figure_is_the_cpu_of_the_job_and_a_busy_one_is_not_wrong() -> None:
+    use = job().nodes[1]
+    use.cores, use.memory, use.gpus[0]["busy"] = 7.9, (96, 100), 1.0
+    cells = dict(zip([name for name, _ in node_columns(200)], node_cells(use, 200), strict=True))
+    assert str(cells["CPU"]).endswith(" 99%") and cells["host CPU"] == "75%"
+    colours = {name: str(cells[name].spans[0].style) for name in ("CPU", "memory", "GPU", "store")}
+    assert colours == {"CPU": "green", "memory": "red", "GPU": "green", "store": "green"}

@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, default=2048)
     parser.add_argument("--files", type=int, default=32)
     parser.add_argument("--directory", default=".", help="shared by all nodes; the files are removed at the end")
-    parser.add_argument("--quick", action="store_true", help="128 MB in 8 files")
+    parser.add_argument("--quick", action="store_true", help="128 MiB in 8 files")
     parser.add_argument("--picture", metavar="FILE", help="draw which keys each file holds")
     given = parser.parse_args()
     megabytes, files = (128, 8) if given.quick else (given.mb, given.files)
@@ -112,7 +112,7 @@ def main() -> None:
         after = ray.get(ranges)
         seconds = time.perf_counter() - begin
     store = ray.cluster_resources()["object_store_memory"] / (1 << 20)
-    print(f"{megabytes} MB through stores of {store:.0f} MB in {seconds:.1f} s: {megabytes / seconds:.0f} MB/s")
+    print(f"{megabytes} MiB through stores of {store:.0f} MiB in {seconds:.1f} s: {megabytes / seconds:.0f} MiB/s")
     assert sum(each[0] for each in before) == sum(each[0] for each in after), "records were lost"
     assert np.bitwise_xor.reduce([each[1] for each in before + after]) == 0, "keys were changed"
     assert all(one[3] <= other[2] for one, other in itertools.pairwise(after)), "ranges overlap"

@@ -350,8 +350,8 @@ def describe_object(obj: StoredObject) -> str:
 
 
 def format_size(size: int) -> str:
-    """`1.5 GB`, `20.0 kB`, `17 B`."""
-    for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
+    """`1.5 GiB`, `20.0 KiB`, `17 B`: in powers of 1024, as sizes are given, so that `2g` comes back as 2.0 GiB."""
+    for shift, name in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << shift:
+            return f"{size / (1 << shift):.1f} {name}"
     return f"{size} B"

@@ -647,16 +647,16 @@ def explain_kill(
     again = "what it ran may run again" if victim.retriable else "no worker as large as it runs what may be run again"
     lines = [
         LOW_MEMORY,
-        f"Memory on {where} was {_gb(used)} / {_gb(limit)} ({used / limit:.3f}), above the threshold of {threshold:g}. "
-        f"The worker with pid {victim.pid}, which ran {victim.name or 'nothing'} and used {_gb(victim.used)}, was "
+        f"Memory on {where} was {_gib(used)} / {_gib(limit)} ({used / limit:.3f}), above the threshold of {threshold:g}"
+        f". The worker with pid {victim.pid}, which ran {victim.name or 'nothing'} and used {_gib(victim.used)}, was "
         f"ended: of the large ones it is the newest, and {again}.{alone}",
         "Workers by memory:",
-        *(f"  pid {one.pid}: {_gb(one.used)}, {one.name or 'idle'}" for one in top[:_WORKERS_LISTED]),
+        *(f"  pid {one.pid}: {_gib(one.used)}, {one.name or 'idle'}" for one in top[:_WORKERS_LISTED]),
         "hint: let tasks ask for more (num_cpus, memory=), so that fewer run side by side; "
         "HPCRAY_MEMORY_USAGE_THRESHOLD sets the threshold (0: no worker is ended)",
     ]
     return "\n".join(lines)
 
 
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.2f}GB"
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

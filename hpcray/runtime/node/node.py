@@ -354,7 +354,7 @@ class _NodeServer:
         raylet.attach(processes, neighbors, spill_io, memory_monitor, introspection, log_monitor, frames)
 
     def _processes_to_watch(self, life_fd: int) -> list[ProcessIdentity]:
-        pids = [os.getpid()]
+        pids = [] if self._node.options.outlives else [os.getpid()]
         if self._node.options.distributed and life_fd >= 0:
             # This process is a rank's child. Where the launcher is killed, nothing else ends the rank, which may sleep.
             pids.append(os.getppid())

@@ -23,6 +23,8 @@ NODE_ID, NODE_NAME = "HPCRAY_NODE_ID", "HPCRAY_NODE_NAME"
 """Variables of one node: its id in hex, and its name."""
 INSTANCE = "HPCRAY_INSTANCE_ID"
 """Variable of a node that the autoscaler has started: the batch job that it knows the node by."""
+OUTLIVES = "HPCRAY_OUTLIVES_STARTER"
+"""Variable of a node that stays in its job when the process that has started it ends, as a command does."""
 NODE_ID_BYTES = 28
 HEAD_RESOURCE = "node:__internal_head__"
 
@@ -164,6 +166,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         address: the IP address by which programs know this node; "": the one that `node_ip_address` finds.
         logs: the directory for the log files of this node; "": what `Config.log_dir` says.
         instance: the batch job that the autoscaler has started this node by, "" for none.
+        outlives: whether the end of the process that has started this node is not its own.
     """
 
     config: dict[str, Any] = {}
@@ -184,6 +187,7 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
     address: str = ""
     logs: str = ""
     instance: str = ""
+    outlives: bool = False
 
     @classmethod
     def from_values(cls, values: dict[str, Any], driver: Sequence[str]) -> NodeOptions:
@@ -262,8 +266,13 @@ class NodeOptions(msgspec.Struct, frozen=True, kw_only=True):
         program starts are others."""
         node_id, name = environ.pop(NODE_ID, ""), environ.pop(NODE_NAME, "")
         instance = environ.pop(INSTANCE, "") or self.instance
+        outlives = bool(environ.pop(OUTLIVES, "")) or self.outlives
         return msgspec.structs.replace(
-            self, node_id=node_id or self.node_id, node_name=name or self.node_name, instance=instance
+            self,
+            node_id=node_id or self.node_id,
+            node_name=name or self.node_name,
+            instance=instance,
+            outlives=outlives,
         )
 
     def settings(self) -> Config:

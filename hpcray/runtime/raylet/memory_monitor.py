@@ -42,7 +42,7 @@ class MemoryMonitor:
         ask_to_leave: asks an idle worker to exit, unless it owns objects (`LocalLeaseManager.ask_worker_to_leave`).
 
     Attributes:
-        killed: number of workers that were ended.
+        killed: number of workers that lack of memory has ended.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class MemoryMonitor:
             loop.call_at(loop.now + self._period, self._tick)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the last reading: "used", "limit" (bytes), "source"; and "killed": workers that were ended."""
+        """Return the last reading: "used", "limit" (bytes), "source"; and "killed": workers that it has ended."""
         return {**self._last._asdict(), "killed": self.killed}
 
     def current(self) -> dict[str, Any]:
-        """Return a reading of now: "used", "limit" (bytes), "source"."""
-        return self._read()._asdict()
+        """Return a reading of now: "used", "limit" (bytes), "source"; and "killed", as `snapshot`."""
+        return {**self._read()._asdict(), "killed": self.killed}
 
     def explain_sigkill(self) -> str:
         """Return the reason of a SIGKILL that the raylet did not send, if the kernel was out of memory; else ""."""
@@ -96,6 +96,7 @@ class MemoryMonitor:
         before, self._kernel_kills = self._kernel_kills, kills
         if kills <= before:
             return ""
+        self.killed += 1
         return (
             f"{m.LOW_MEMORY}\nThe kernel ended the worker: a cgroup of node {self._node} (host {self._host}) "
             f"had reached its limit, faster than its memory watcher looks (every {self._period:g} s); hint: "

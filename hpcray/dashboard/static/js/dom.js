@@ -41,14 +41,14 @@ export function svg(tag, props = {}) {
   return element;
 }
 
-const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 
 export function bytes(amount) {
   if (amount === null || amount === undefined) return "";
   let place = 0;
   let value = amount;
-  while (Math.abs(value) >= 1000 && place < UNITS.length - 1) {
-    value /= 1000;
+  while (Math.abs(value) >= 1024 && place < UNITS.length - 1) {
+    value /= 1024;
     place += 1;
   }
   return `${place && value < 100 ? value.toFixed(1) : Math.round(value)} ${UNITS[place]}`;
@@ -73,21 +73,53 @@ export function duration(seconds) {
 
 export const moment = (time) => (time ? new Date(1000 * time).toLocaleString("sv") : "");
 
-// relative: a share of the largest, not of a limit.
-export function meter(share, text, relative = false) {
-  const fill = h("i", { className: share > 0.9 && !relative ? "high" : "" });
+// limit: a full one is wrong, as of memory; a busy CPU or a full store is not.
+export function meter(share, text, limit = false) {
+  const fill = h("i", { className: share > 0.9 && limit ? "high" : "" });
   fill.style.width = `${Math.min(100, Math.max(0, 100 * (share || 0)))}%`;
   return [h("span", { className: "meter", ariaHidden: "true" }, fill), text];
 }
 
-const COLORS = 24;
+// Light enough for dark text, and apart for those who do not see some colours (Paul Tol's "light", without the pink that
+// looks like a failure); the next ones are darker.
+const PALETTE = ["#77aadd", "#eedd88", "#44bb99", "#99ddff", "#bbcc33", "#ee8866", "#aaaa00"];
+const DARKER = 0.74;
+const OTHER = "#c9ced6";
+const colors = new Map();
 
-// The same name has the same colour on all pages.
-export function colorOf(name) {
-  let hash = 7;
-  for (const one of name) hash = (31 * hash + one.codePointAt(0)) >>> 0;
-  return `hsl(${Math.round((360 / COLORS) * (hash % COLORS))} 58% ${62 + (hash % 3) * 5}%)`;
+function paletteColor(place) {
+  const base = PALETTE[place % PALETTE.length];
+  const factor = DARKER ** Math.floor(place / PALETTE.length);
+  return `rgb(${[1, 3, 5].map((at) => Math.round(factor * parseInt(base.slice(at, at + 2), 16))).join(" ")})`;
 }
+
+// Functions get colours in the order in which they are first shown, and keep them on all pages.
+export function colorOf(name) {
+  if (!colors.has(name)) {
+    const place = colors.size;
+    colors.set(name, place < 2 * PALETTE.length ? paletteColor(place) : OTHER);
+    try {
+      sessionStorage.setItem("hpcray-functions", JSON.stringify([...colors.keys()].slice(0, 2 * PALETTE.length)));
+    } catch { /* for this page only */ }
+  }
+  return colors.get(name);
+}
+
+try {
+  for (const name of JSON.parse(sessionStorage.getItem("hpcray-functions") || "[]")) colorOf(name);
+} catch { /* none are kept */ }
+
+// The colour of a frame that may be that of a function, with which it is drawn then.
+export const frameColor = (name) => colors.get(name) || OTHER;
+
+export function swatch(name) {
+  const mark = svg("svg", { width: 10, height: 10, class: "swatch", "aria-hidden": "true" });
+  mark.append(svg("rect", { width: 10, height: 10, rx: 2, fill: colorOf(name) }));
+  return mark;
+}
+
+// What would be here, and how one gets it.
+export const empty = (what, how = "") => h("p", { className: "empty" }, h("strong", {}, what), how ? ` ${how}` : "");
 
 export function facts(pairs) {
   return h("dl", { className: "facts" }, pairs.map(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));

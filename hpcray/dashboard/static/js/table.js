@@ -1,14 +1,17 @@
 // A table whose rows the server searches, sorts and cuts. Arrow keys move between rows, enter opens one.
-import { count, h, put, show } from "./dom.js";
+import { count, empty, h, put, show } from "./dom.js";
 
 const ROWS = 100;
 
 export class Table {
-  // columns: {key, title, show(row), right, long}; source(params) gives {rows, matching, note}; open(row): enter, click.
+  // columns: {key, title, show(row), right, long, rest: takes the room that is left, and is cut with
+  // an ellipsis}; source(params) gives {rows, matching, note}; open(row): enter, click.
   // states: with a control that shows only the rows of one state; then source gives {state: rows} as `states`, too.
   // group(row): heading of the rows that follow, in the order of the source; "" where that is not known.
-  constructor({ name, columns, source, open, id = "id", sort = "", desc = false, states = false, controls = [], group }) {
-    Object.assign(this, { name, columns, source, open, id, group });
+  // empty: what would be there where there is no row, and how one gets it. A column with `spare` is left out where none of
+  // the rows has anything in it.
+  constructor({ name, columns, source, open, id = "id", sort = "", desc = false, states = false, controls = [], group, empty }) {
+    Object.assign(this, { name, all: columns, columns, source, open, id, group, empty });
     this.params = { q: "", sort, desc: desc ? 1 : "", offset: 0, limit: ROWS };
     this.search = h("input", {
       type: "search", className: "search", placeholder: "Search", ariaLabel: `Search ${name}`,
@@ -34,7 +37,8 @@ export class Table {
     const chosen = this.states.value;
     show(this.states, h("option", { value: "" }, "all states"), Object.entries(states).sort().map(([state, amount]) =>
       h("option", { value: state }, `${state} (${count(amount)})`)));
-    this.states.value = chosen in states ? chosen : "";
+    const wanted = chosen || this.params["is.state"] || "";
+    this.states.value = wanted in states ? wanted : "";
   }
 
   change(params) {
@@ -57,8 +61,9 @@ export class Table {
 
   render({ rows, matching, total, note }) {
     const { offset, sort, desc } = this.params;
+    this.columns = this.all.filter((column) => !column.spare || column.key === sort || rows.some((row) => row[column.key]));
     show(this.head, this.columns.map((column) => h("th", {
-      scope: "col", className: column.right ? "right" : "",
+      scope: "col", className: column.right ? "right" : column.rest ? "rest" : "",
       "aria-sort": sort === column.key ? (desc ? "descending" : "ascending") : null,
     }, h("button", { type: "button", onclick: () => this.sort(column) }, column.title,
       sort === column.key ? (desc ? " ▾" : " ▴") : ""))));
@@ -70,6 +75,10 @@ export class Table {
         h("th", { scope: "rowgroup", colSpan: this.columns.length }, groups[place] || "place unknown")) : "",
       this.row(row)]));
     if (focused !== undefined) [...this.body.rows].find((one) => one.dataset.row === focused)?.focus();
+    if (!rows.length) {
+      const [what, how] = total ? ["No row matches.", "Clear the search, or choose other nodes or states."] : this.empty || ["Nothing is here yet."];
+      show(this.body, h("tr", {}, h("td", { colSpan: this.columns.length }, empty(what, how))));
+    }
     const last = offset + rows.length;
     show(this.count, matching > rows.length ? `${count(offset + 1)} to ${count(last)} of ${count(matching)}` : `${count(matching)}`,
       total > matching ? ` (${count(total)} in all)` : "");
@@ -85,7 +94,7 @@ export class Table {
       className: opens ? "open" : "", tabIndex: opens ? 0 : -1, onclick: opens,
       onkeydown: opens && ((event) => event.key === "Enter" && opens()),
     }, this.columns.map((column) => {
-      const cell = h("td", { className: `${column.right ? "right " : ""}${column.long ? "long" : ""}` });
+      const cell = h("td", { className: `${column.right ? "right " : ""}${column.long ? "long " : ""}${column.rest ? "rest" : ""}` });
       put(cell, column.show ? column.show(row) : (row[column.key] ?? ""));
       if (!column.long && cell.textContent.length > 40) cell.title = cell.textContent;
       return cell;

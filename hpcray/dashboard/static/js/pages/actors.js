@@ -3,8 +3,9 @@ import { act, ask } from "../api.js";
 import { facts, h, moment, show } from "../dom.js";
 import { Table } from "../table.js";
 
-const STATES = { ALIVE: "good", DEAD: "bad", RESTARTING: "warn", PENDING: "warn" };
-const stateOf = (row) => h("span", { className: STATES[row.state] || "" }, row.state);
+const STATES = { ALIVE: "good", DEAD: "dim", RESTARTING: "warn", PENDING: "warn" };
+// Red is what nobody has asked for; an actor that was killed or is not needed any more is not wrong.
+const stateOf = (row) => h("span", { className: row.fault ? "bad" : STATES[row.state] || "" }, row.state);
 const COLUMNS = [
   { key: "class", title: "class" },
   { key: "name", title: "name" },
@@ -13,7 +14,7 @@ const COLUMNS = [
   { key: "pid", title: "pid", right: true },
   { key: "restarts", title: "restarts", right: true },
   { key: "ended", title: "ended", show: (row) => moment(row.ended) },
-  { key: "reason", title: "reason" },
+  { key: "reason", title: "reason", rest: true },
   { key: "id", title: "id" },
 ];
 
@@ -21,7 +22,9 @@ export function actors(shown) {
   const table = new Table({
     name: "actors", columns: COLUMNS, states: true, source: (params) => ask("actors", params),
     open: (row) => { location.hash = `/actor?id=${row.id}`; },
+    empty: ["There is no actor.", "Each instance of a class with @ray.remote gets a row here."],
   });
+  if (shown.params.state) table.params["is.state"] = shown.params.state;
   shown.element.append(h("h1", {}, "Actors"), table.element);
   shown.poll(() => table.refresh(), 3000);
 }

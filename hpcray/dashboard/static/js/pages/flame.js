@@ -1,6 +1,6 @@
 // The stacks of all processes: as text now, and as a flame graph of what was on them over some seconds.
 import { ask } from "../api.js";
-import { bytes, colorOf, duration, h, percent, show } from "../dom.js";
+import { bytes, colorOf, duration, empty, frameColor, h, percent, show } from "../dom.js";
 import { nodesInput } from "./tasks.js";
 
 const HEIGHT = 19;
@@ -34,7 +34,7 @@ function drawFlame(stage, root, said, weight) {
       button.style.left = `${100 * left}%`;
       button.style.width = `${100 * width}%`;
       button.style.top = `${depth * HEIGHT}px`;
-      button.style.background = one === root ? "var(--line)" : colorOf(one.name);
+      button.style.background = one === root ? "var(--line)" : one.above === root && !one.name.startsWith("(") ? colorOf(one.name) : frameColor(one.name);
       stage.append(button);
       let at = left;
       for (const child of [...one.children.values()].sort((a, b) => a.name.localeCompare(b.name))) {
@@ -84,7 +84,7 @@ export function flame(shown) {
   })), stage, said, limits, h("h2", {}, shown.about.outcome ? "At the end" : "Now"), h("div", { className: "bar" }, h("label", {}, all, " hpcray's own threads too")), text, note);
   const again = shown.poll(async () => {
     const found = await ask("stacks", { nodes, all: all.checked ? 1 : "" });
-    show(text, found.lines.join("\n"));
+    show(text, found.lines.length ? found.lines.join("\n") : empty("Nothing runs.", "The stacks of running tasks and calls come here; idle workers have none."));
     show(note, found.note);
   }, 5000);
 }

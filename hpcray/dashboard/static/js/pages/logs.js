@@ -1,6 +1,6 @@
 // What workers have printed: searched over nodes, or one file.
 import { ask } from "../api.js";
-import { bytes, h, show } from "../dom.js";
+import { bytes, empty, h, show } from "../dom.js";
 import { Table } from "../table.js";
 
 const ANSI = /\u001b\[[0-9;?]*[A-Za-z]/g; // colours of terminals
@@ -63,7 +63,7 @@ export function logs(shown) {
     const atEnd = lines.scrollTop + lines.clientHeight >= lines.scrollHeight - 30;
     show(lines, found.lines.length ? found.lines.map((line) => [
       h("span", { className: "who" }, `(${line.who ? `${line.who} ` : ""}pid=${line.pid}, node ${line.node}) `),
-      h("span", { className: line.error ? "warn" : "" }, marked(line.text.replace(ANSI, ""), pattern)), "\n"]) : "no line");
+      h("span", { className: line.error ? "warn" : "" }, marked(line.text.replace(ANSI, ""), pattern)), "\n"]) : empty("No worker has printed a line like that.", "What tasks and actors print comes here within a second."));
     if (atEnd) lines.scrollTop = lines.scrollHeight;
     show(note, found.note);
   }, 3000);

@@ -1,14 +1,14 @@
 // The job as a whole: what it uses over time, its functions, what waits, and which nodes are not well.
 import { ask } from "../api.js";
-import { bytes, count, duration, h, meter, number, percent, rate, show } from "../dom.js";
+import { bytes, count, duration, empty, h, meter, number, percent, rate, show, swatch } from "../dom.js";
 import { Plot } from "../plots.js";
 
 const KEPT = 900;
 const share = (part, whole) => (whole ? part / whole : 0);
 
 const CARDS = [
-  { title: "CPU", series: [{ label: "hosts", of: (one) => one.cpu }], axis: percent, top: 1,
-    value: (one) => percent(one.cpu), small: (one) => `the job uses ${number(one.cores)} of ${one.cpu_count} cores` },
+  { title: "CPU", series: [{ label: "the job", of: (one) => share(one.cores, one.cpu_count) }, { label: "the hosts", of: (one) => one.cpu }], axis: percent, top: 1,
+    value: (one) => percent(share(one.cores, one.cpu_count)), small: (one) => `${one.cores.toFixed(1)} of ${one.cpu_count} cores by the job; hosts ${percent(one.cpu)}` },
   { title: "Memory", series: [{ label: "used", of: (one) => share(one.memory_used, one.memory_limit) }], axis: percent, top: 1,
     value: (one) => percent(share(one.memory_used, one.memory_limit)), small: (one) => `${bytes(one.memory_used)} of ${bytes(one.memory_limit)}; ${bytes(one.rss)} by the job` },
   { title: "Tasks", series: [{ label: "per second", of: (one) => one.rate }], axis: number,
@@ -25,12 +25,13 @@ const CARDS = [
 
 export function functionTable(rows) {
   const cells = (one) => [
-    h("td", { className: "name", title: one.name }, h("a", { href: `#/function?name=${encodeURIComponent(one.name)}` }, one.name)),
+    h("td", { className: "name", title: one.name }, swatch(one.name), h("a", { href: `#/function?name=${encodeURIComponent(one.name)}` }, one.name)),
     ...[count(one.running || ""), count(one.queued || ""), count(one.ended), h("span", { className: one.failed ? "bad" : "" }, count(one.failed || "")),
-      number(one.rate), one.ended ? duration(one.p50) : "", one.ended ? duration(one.p99) : "", duration(one.seconds)]
+      number(one.rate), ...[one.p50, one.p99, one.seconds].map((seconds) => (seconds ? duration(seconds) : ""))]
       .map((text) => h("td", { className: "right" }, text)),
-    h("td", {}, meter(one.share, percent(one.share), true)),
+    h("td", {}, meter(one.share, percent(one.share))),
   ];
+  if (!rows.length) return empty("No function has run yet.", "A row per remote function comes here with its first call.");
   const heads = ["function", "run", "wait", "ended", "failed", "per s", "p50", "p99", "total", "share"];
   return h("div", { className: "table" }, h("table", {},
     h("thead", {}, h("tr", {}, heads.map((head, place) => h("th", { scope: "col", className: place > 0 && place < 9 ? "right" : "" }, head)))),
@@ -40,11 +41,12 @@ export function functionTable(rows) {
 export function overview(shown) {
   const cards = new Map();
   const grid = h("div", { className: "cards" });
+  const alerts = h("div", { className: "alerts", role: "list", ariaLabel: "What is wrong" });
   const functions = h("div");
   const nodes = h("div");
   const resources = h("div");
   const more = h("p", { className: "note" });
-  shown.element.append(h("h1", {}, "Overview"), grid,
+  shown.element.append(h("h1", {}, "Overview"), alerts, grid,
     h("div", { className: "columns wide" }, h("section", {}, h("h2", {}, "Functions by time"), functions, more),
       h("section", {}, h("h2", {}, "Nodes, actors, resources"), nodes, resources)));
   let samples = [];
@@ -65,6 +67,8 @@ export function overview(shown) {
   shown.poll(async () => {
     const found = await ask("overview", { since: samples.at(-1)?.time ?? 0 });
     samples = [...samples, ...found.history].slice(-KEPT);
+    show(alerts, found.alerts.map((one) => h("a", { className: `alert ${one.level}`, role: "listitem", href: `#/${one.page}`, title: one.text },
+      h("strong", {}, one.title), h("span", {}, one.text))));
     for (const one of CARDS) {
       if (one.only && !one.only(found.now)) continue;
       if (!cards.has(one)) cards.set(one, card(one));
@@ -76,6 +80,8 @@ export function overview(shown) {
     show(functions, functionTable(found.functions.slice(0, 12)));
     show(more, found.functions.length > 12 ? h("a", { href: "#/tasks" }, `all ${found.functions.length} functions`) : "",
       found.partial ? " Some runs had been forgotten before the first look: numbers of runs are lower bounds." : "");
+    // What can never run is among what is wrong, above.
+    const waiting = shown.about.outcome ? found.waiting : found.waiting.filter((line) => !line.endsWith("can ever serve"));
     const { alive, silent, dead, problems } = found.nodes;
     const actors = Object.entries(found.actors).map(([state, amount]) => `${count(amount)} ${state}`).join(", ");
     show(nodes, h("p", {}, h("a", { href: "#/nodes" }, `${count(alive)} nodes`), shown.about.outcome ? " until the end" : " answer",
@@ -83,7 +89,7 @@ export function overview(shown) {
       `; the head ${shown.about.outcome ? "was" : "is"} node ${found.head}. Workers: `, Object.entries(found.now.workers).filter(([, amount]) => amount).map(([state, amount]) => `${count(amount)} ${state}`).join(", ") || "none",
       ". ", h("a", { href: "#/actors" }, "Actors"), `: ${actors || "none"}.`),
     problems.map((one) => h("p", { className: "bad" }, `node ${one.node} (${one.host}): ${one.problem}`)),
-    found.waiting.length ? [h("h2", {}, shown.about.outcome ? "Why it ended" : "Waiting"), h("pre", {}, found.waiting.join("\n")),
+    waiting.length ? [h("h2", {}, shown.about.outcome ? "Why it ended" : "Waiting"), h("pre", {}, waiting.join("\n")),
       shown.about.outcome ? "" : h("p", {}, h("a", { href: "#/waits" }, "Who waits for what"))] : "");
     const rows = Object.entries(found.now.resources).map(([name, [used, total]]) => {
       const text = name.includes("memory") ? bytes : number;

@@ -13,7 +13,7 @@ const COLUMNS = [
   { key: "node", title: "node", right: true },
   { key: "pid", title: "pid", right: true },
   { key: "attempt", title: "attempt", right: true },
-  { key: "error", title: "error" },
+  { key: "error", title: "error", rest: true },
   { key: "id", title: "id" },
 ];
 
@@ -40,7 +40,9 @@ export function tasks(shown) {
   const table = new Table({
     name: "tasks", columns: COLUMNS, id: "id", states: true, controls: [nodesInput(shown, (nodes) => table.change({ nodes, offset: 0 }))],
     source: (params) => ask("tasks", params), open: (row) => { show(opened, details(row)); opened.scrollIntoView({ block: "nearest" }); },
+    empty: ["There is no such task.", "Workers remember the tasks that they ran last; those that wait are here too."],
   });
+  if (shown.params.state) table.params["is.state"] = shown.params.state;
   table.params.nodes = shown.params.nodes || "";
   if (shown.params.q) table.params.q = table.search.value = shown.params.q;
   shown.element.append(h("h1", {}, "Tasks"), h("h2", {}, "By function"), functions, h("h2", {}, "One by one"), table.element, opened);

@@ -1,6 +1,6 @@
 // The tasks of each worker over time. The server sends pieces of at least a pixel, however many tasks there are.
 import { ask } from "../api.js";
-import { colorOf, count, duration, h, percent, plain, show } from "../dom.js";
+import { colorOf, count, duration, empty, h, percent, plain, show, swatch } from "../dom.js";
 import { nodesInput } from "./tasks.js";
 
 const GUTTER = 170;
@@ -86,7 +86,7 @@ export function timeline(shown) {
     for (const at of ticks(0, end - start, width() / 110)) {
       const x = GUTTER + at * scale;
       draws.fillRect(x, AXIS - 5, 1, 5);
-      draws.fillText(`${at ? "+" : ""}${duration(at)}`, x + 3, 13);
+      draws.fillText(at ? `+${duration(at)}` : "0", x + 3, 13);
     }
     const bad = css("--bad");
     const text = css("--text");
@@ -176,13 +176,8 @@ export function timeline(shown) {
       title: plain(`node ${one.node}  pid ${one.pid}${one.title ? `  ${one.title}` : ""}${lane ? `  #${lane + 1}` : ""}${one.forgotten && !lane ? "  …" : ""}`), pieces,
     })));
     draw();
-    show(legend, found.names.slice(0, 40).map((name, index) => {
-      const mark = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-      const dot = document.createElementNS("http://www.w3.org/2000/svg", "rect");
-      for (const [key, value] of [["width", 10], ["height", 10], ["fill", found.colors[index]]]) dot.setAttribute(key, value);
-      mark.append(dot);
-      return h("span", {}, mark, name);
-    }));
+    show(legend, found.names.length ? found.names.slice(0, 40).map((name) => h("span", {}, swatch(name), name))
+      : empty("No task has run yet.", "Each worker gets a row with its first task."));
     const shownTo = Math.min(found.total, view.offset + ROWS);
     show(place, found.total > ROWS ? `workers ${view.offset + 1} to ${shownTo} of ${found.total}` : `${found.total} workers`);
     earlier.disabled = view.offset === 0;

@@ -1,18 +1,21 @@
 // Who waits for what, as a graph: whoever waits is on the left, what holds it up on the right.
 import { ask } from "../api.js";
-import { h, show, svg } from "../dom.js";
+import { empty, h, show, svg } from "../dom.js";
 import { nodesInput } from "./tasks.js";
 
-const WIDTH = 300;
-const GAP = { x: 60, y: 12 };
+const WIDTH = { most: 300, least: 190 };
+const GAP = { x: 44, y: 12 };
 
 function draw(stage, { nodes, edges }) {
   const columns = [];
+  const depth = 1 + Math.max(...nodes.map((one) => one.depth));
+  const width = Math.max(WIDTH.least, Math.min(WIDTH.most, (stage.clientWidth - 24 - (depth - 1) * GAP.x) / depth));
   const ends = new Set(nodes.keys());
   for (const [from] of edges) ends.delete(from);
   const boxes = nodes.map((one, place) => {
-    const box = h("div", { className: `box${ends.has(place) ? " end" : ""}`, tabIndex: 0 }, one.text);
-    box.style.left = `${12 + one.depth * (WIDTH + GAP.x)}px`;
+    const box = h("div", { className: `box${one.never ? " never" : ends.has(place) ? " end" : ""}`, tabIndex: 0 }, one.text);
+    box.style.left = `${12 + one.depth * (width + GAP.x)}px`;
+    box.style.width = `${width}px`;
     (columns[one.depth] ??= []).push(box);
     return box;
   });
@@ -27,7 +30,7 @@ function draw(stage, { nodes, edges }) {
     }
     height = Math.max(height, top);
   }
-  lines.setAttribute("width", 24 + columns.length * (WIDTH + GAP.x));
+  lines.setAttribute("width", columns.length * (width + GAP.x) - GAP.x + 24);
   lines.setAttribute("height", height);
   stage.style.height = `${height + 14}px`;
   for (const [from, to] of edges) {
@@ -47,7 +50,11 @@ export function waits(shown) {
   const again = shown.poll(async () => {
     const found = await ask("waits", { nodes });
     const text = JSON.stringify([found.nodes, found.edges]);
-    if (text !== last) draw(stage, found);
+    if (text !== last && found.nodes.length) draw(stage, found);
+    if (!found.nodes.length) {
+      stage.style.height = "";
+      show(stage, empty("Nothing waits.", "Here stands who waits for what: tasks for resources or for results, `get` for objects, actors for nodes."));
+    }
     last = text;
     show(note, found.note, found.more ? ` ${found.more} lines more are not shown.` : "");
   }, 4000);
