@@ -36,13 +36,7 @@ from hpcray.protocol.messages import EndReason, Exit
 from hpcray.runtime.core_worker import interruptions
 from hpcray.runtime.core_worker.core_worker import CoreWorker, connect, current
 from hpcray.runtime.core_worker.interruptions import defer_interruptions, end_interruptions
-from hpcray.runtime.core_worker.worker_output import (
-    HANDLERS,
-    RAY_TQDM_MAGIC,
-    WorkerBars,
-    WorkerOutputPrinter,
-    line_filters,
-)
+from hpcray.runtime.core_worker.worker_output import HANDLERS, WorkerBars, WorkerOutputPrinter
 from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime_env.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.runtime_env.submitted_runtime_env import (
@@ -307,15 +301,6 @@ def init(
     ))  # fmt: skip
     return ClientContext()
 
-
-def _show_bar(line: str) -> str:
-    """Show the bar that a line of a worker is about, in a driver that may have made none itself."""
-    from hpcray.experimental.tqdm_ray import show_line  # needed by those who show a bar only
-
-    return show_line(line)
-
-
-line_filters[RAY_TQDM_MAGIC] = _show_bar
 
 start_hooks: list[Callable[[CoreWorker, Mapping[str, Any]], None]] = []
 """Called when this process joins a job as a driver, with the settings of `init`; an error ends the session again."""
