@@ -1,6 +1,7 @@
 """hpcray: Ray's programming model as a native Slurm/MPI citizen. `import hpcray as ray`."""
 
 import sys as _sys
+from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 __version__ = "0.1.0"
@@ -51,9 +52,14 @@ if not (
     from hpcray.api.session import alive, init, is_initialized, shutdown
     from hpcray.runtime.core_worker.generators import DynamicObjectRefGenerator, ObjectRefGenerator
     from hpcray.runtime.core_worker.object_refs import ObjectRef
+    from hpcray.runtime.core_worker.worker_output import RAY_TQDM_MAGIC as _RAY_TQDM_MAGIC
+    from hpcray.runtime.core_worker.worker_output import line_filters as _line_filters
 
     ObjectID = ObjectRef
     """The name that Ray gives `ObjectRef` too."""
+
+    # Workers may show bars where the driver shows none itself: what shows them is imported then.
+    _line_filters[_RAY_TQDM_MAGIC] = lambda line: _import_module("hpcray.experimental.tqdm_ray").show_line(line)
 
 if _TYPE_CHECKING:
     from hpcray import cluster, experimental, internal, mpi
@@ -125,10 +131,8 @@ def __getattr__(name: str) -> object:
     """The names that many programs do not use, imported at their first use: `import hpcray` is short thanks to them."""
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     where = _WHERE[name]
-    value: object = getattr(import_module(f"hpcray.{where}"), name) if where else import_module(f"hpcray.{name}")
+    value: object = getattr(_import_module(f"hpcray.{where}"), name) if where else _import_module(f"hpcray.{name}")
     globals()[name] = value
     return value
 

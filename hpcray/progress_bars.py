@@ -28,7 +28,6 @@ from hpcray.runtime.core_worker.generators import ObjectRefGenerator
 from hpcray.runtime.core_worker.io_engine import monotonic
 from hpcray.runtime.core_worker.object_reader import unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef
-from hpcray.runtime.core_worker.worker_output import RAY_TQDM_MAGIC, line_filters
 
 # ------------------------------------------------------------ ready queue
 # Refs in the order in which their objects become ready. Each costs its own share, however many others wait.
@@ -133,16 +132,6 @@ T = TypeVar("T")
 
 _SHORTEST = 0.01
 """Seconds that a look for ready refs may take at least."""
-
-
-def _show_bar(line: str) -> str:
-    """Show the bar that a line of a worker is about, in a driver that may have made none itself."""
-    from hpcray.experimental.tqdm_ray import show_line  # needed by those who show a bar only
-
-    return show_line(line)
-
-
-line_filters[RAY_TQDM_MAGIC] = _show_bar
 
 
 class Progress(WaitableRefs[T]):

@@ -158,7 +158,7 @@ def questions(head: Gcs) -> list[Any]:
         if method == "placement_groups":
             value = [{**row, "attempts": 0} for row in value]
         if method == "actors":  # clocks of two hosts are not comparable
-            value = [{**row, "dead_for": None} for row in value]
+            value = [{**row, "started_for": None, "dead_for": None} for row in value]
         found.append(sorted(value, key=repr) if isinstance(value, list) else value)
     return found
 
