@@ -135,6 +135,7 @@ check() {
         return 1
     fi
     in_machine "$machine" ada sh -c 'cd && env/bin/hpcray doctor' || true # its rows tell what a failure below comes from
+    # Not the first process of its namespace: as that, timeout of coreutils 9.10 ends at once.
     in_machine "$machine" ada sh -c 'cd && timeout 300 env/bin/hpcray-launch -n 2 digits.py; exit $?' | tee "$work/$name.out"
     check_left "$name" "$machine"
     grep -q 'node 1' "$work/$name.out" || { echo "$name: no second node worked" >&2; return 1; }
