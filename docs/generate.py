@@ -546,12 +546,60 @@ def stubs() -> dict[Path, str]:
     return made
 
 
+# ------------------------------------------------------------ errors
+
+_HINT = re.compile(r"[;,.:]?\s*\bhint:\s*")
+_INSIDE = "…"
+_MARKUP = re.compile(r"([|<>`*_\[\]{}\\])")
+BOOST = "---\nsearch:\n  boost: 1.5\n---\n"
+"""Other pages that have the words of a question come first in the site's search box."""
+
+
+def message_texts(tree: ast.AST) -> Iterator[str]:
+    """The texts of a module that have a hint; an ellipsis stands for what the program puts in."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    plain = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = (str(part.value) if isinstance(part, ast.Constant) else _INSIDE for part in node.values)
+            text = " ".join("".join(parts).split())
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (inside | plain):
+            text = " ".join(node.value.split())
+        else:
+            continue
+        message, *hints = _HINT.split(text)
+        if hints and len(re.sub(r"\W", "", message)) > 8 and hints[0]:
+            yield text
+
+
+def errors() -> str:
+    """The page on messages that say what to do."""
+    parts = [
+        f"{BOOST}{NOTE}\n# Messages with a hint\n\nErrors and warnings that say what to do, as they stand in the code; "
+        f"{_INSIDE} stands for a name or a number. [When a start fails](../how-to/troubleshooting.md) and "
+        "[questions](../faq.md) say more about the frequent ones.\n"
+    ]
+    rooms: dict[str, dict[str, str]] = {}
+    for module in modules("."):
+        room = module.path.partition("/")[0].removesuffix(".py")
+        for text in message_texts(module.tree):
+            message, hint = _HINT.split(text, maxsplit=1)
+            rooms.setdefault(room, {}).setdefault(message, hint)
+    for room, found in sorted(rooms.items()):
+        parts.append(f"\n## {room}\n")
+        for message, hint in sorted(found.items()):
+            shown, told = (_MARKUP.sub(r"\\\1", text) for text in (message, hint))
+            parts.append(f"\n### {shown.lstrip('#. ')}\n\nhint: {told}\n")
+    return "".join(parts)
+
+
 # ------------------------------------------------------------ pages
 
 
 def pages() -> dict[Path, str]:
     """File to what is to be in it."""
     written = {"settings": settings(), "commands": commands(), "protocol": protocol(), "states": states()}
+    written["errors"] = errors()
     return {**{PAGES / f"{name}.md": text for name, text in written.items()}, **stubs()}
 
 

@@ -9,7 +9,7 @@
 #   openmpi-packaged   Debian's Open MPI with Debian's own mpi4py
 #   readme    the two commands of README.md's quick start, in a copy of this checkout: the job, and the tests (an hour)
 #
-# Default: the first three, on bookworm (Python 3.11), with a wheel built from this checkout. trixie has Python 3.13.
+# Default: the first three, on bookworm (Python 3.11), with a wheel built from this checkout. trixie has Python 3.13, testing 3.14.
 # Needs root, mmdebstrap (apt-get install mmdebstrap), Debian's packages and PyPI. A machine is a directory of its own
 # with namespaces of its own for mounts and processes; nothing of it is left.
 set -euo pipefail
@@ -48,7 +48,9 @@ echo "== $(basename "$wheel") on $suite"
 # This machine's own mirror, also where it is not deb.debian.org.
 mirror=$(grep -rhoE '^URIs: \S+debian/?$|^deb (\[[^]]*\] )?\S+debian/? ' /etc/apt/sources.list /etc/apt/sources.list.d 2>/dev/null |
     grep -oE '[a-z]+://\S+' | head -n 1 || true)
-mmdebstrap --quiet --mode=root --variant=minbase --include=ca-certificates,python3,python3-venv "$suite" \
+# A mirror may be a snapshot, whose lists have expired.
+mmdebstrap --quiet --mode=root --aptopt='Acquire::Check-Valid-Until "false"' --variant=minbase \
+    --include=ca-certificates,python3,python3-venv "$suite" \
     "$work/base.tar" "${mirror:-http://deb.debian.org/debian}"
 
 in_machine() { # MACHINE USER COMMAND...: in namespaces of its own, which end with the command
@@ -133,7 +135,8 @@ check() {
         return 1
     fi
     in_machine "$machine" ada sh -c 'cd && env/bin/hpcray doctor' || true # its rows tell what a failure below comes from
-    in_machine "$machine" ada timeout 300 sh -c 'cd && env/bin/hpcray-launch -n 2 digits.py' | tee "$work/$name.out"
+    # Not the first process of its namespace: as that, timeout of coreutils 9.10 ends at once.
+    in_machine "$machine" ada sh -c 'cd && timeout 300 env/bin/hpcray-launch -n 2 digits.py; exit $?' | tee "$work/$name.out"
     check_left "$name" "$machine"
     grep -q 'node 1' "$work/$name.out" || { echo "$name: no second node worked" >&2; return 1; }
     rm -rf "$machine"

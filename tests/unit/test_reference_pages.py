@@ -125,6 +125,20 @@ def test_the_arrow_of_a_docstring_is_spelled_out(docstring: str, way: str, meani
 # ------------------------------------------------------------ states
 
 
+def test_messages_with_a_hint_are_found_in_any_form() -> None:
+    code = """
+def f(x):
+    \'\'\'A docstring; hint: none.\'\'\'
+    raise ValueError(f"{x!r} is no size, "
+                     f"of {len(x)}; hint: write 2g")
+    print("nothing is there yet. hint: wait a moment")
+"""
+    assert sorted(generate.message_texts(ast.parse(code))) == [
+        "nothing is there yet. hint: wait a moment",
+        "… is no size, of …; hint: write 2g",
+    ]
+
+
 def test_every_table_of_states_is_drawn() -> None:
     code = "".join(path.read_text() for path in (ROOT / "hpcray").rglob("*.py"))
     tables = [line for line in code.splitlines() if "TRANSITIONS:" in line or "TRANSITIONS = {" in line]

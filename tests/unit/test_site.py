@@ -174,6 +174,23 @@ def test_the_first_hit_of_the_search_box_answers(question: str, search: SiteSear
     assert search.pages(question)[:1] == [QUESTIONS[question]], search.pages(question)[:4]
 
 
+def first_words(message: str) -> str:
+    """A message as it is typed into the search box: its first words, without names, numbers and short words."""
+    return " ".join(re.findall(r"[A-Za-z][a-z]{4,}", message.replace("…", " "))[:12])
+
+
+QUOTED = [
+    query
+    for line in (ROOT / "docs" / "reference" / "errors.md").read_text().splitlines()
+    if line.startswith("### ") and len((query := first_words(line)).split()) >= 4
+]
+
+
+@pytest.mark.parametrize("query", QUOTED[::3])
+def test_a_message_with_a_hint_is_found(query: str, search: SiteSearch) -> None:
+    assert "reference/errors/" in search.pages(query)[:10], search.pages(query)
+
+
 @pytest.mark.parametrize("letter", string.ascii_lowercase)
 def test_no_word_breaks_the_search(letter: str, search: SiteSearch) -> None:
     """lunr looks up every word that begins so; one that it has mixed up with another ends the search without a hit."""

@@ -13,7 +13,7 @@ const COLUMNS = [
   { key: "owner", title: "owner", rest: true },
   { key: "refs", title: "refs", right: true, show: (row) => (row.refs === null ? "?" : `${row.refs} + ${row.borrowers} borrowed`) },
   { key: "pins", title: "pinned by", spare: true, rest: true, show: (row) => (row.pins === row.owner ? "its owner" : row.pins) },
-  { key: "site", title: "created at", spare: true },
+  { key: "site", title: "created at", spare: true, rest: true },
   { key: "id", title: "id", show: (row) => (row.count > 1 ? `${row.id} and ${count(row.count - 1)} more` : row.id) },
 ];
 
