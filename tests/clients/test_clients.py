@@ -203,8 +203,8 @@ def test_lance_ray_writes_widens_and_reads() -> None:
 
 
 @needs_pypi
-def test_feast_joins_and_materializes() -> None:
-    assert results("feast", "tables", lent=True) == {"history": True, "online": True}
+def test_feast_joins_features_at_points_in_time() -> None:
+    assert results("feast", "tables", lent=True) == {"rows": 20, "history": True}
 
 
 @needs_pypi

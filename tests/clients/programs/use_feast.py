@@ -1,4 +1,4 @@
-"""Feast: features are joined to entities and materialized by its Ray engines; compared with pandas."""
+"""Feast: its Ray offline store joins to each entity the features that it had at a point in time."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pandas as pd
 import ray
-from feast import Entity, FeatureStore, FeatureView, Field, RepoConfig
+from feast import Entity, FeatureStore, FeatureView, Field, RepoConfig, ValueType
 from feast.infra.offline_stores.file_source import FileSource
 from feast.types import Int64
 
@@ -33,7 +33,7 @@ config = RepoConfig(
     entity_key_serialization_version=3,
 )
 store = FeatureStore(config=config)
-driver = Entity(name="driver", join_keys=["driver"])
+driver = Entity(name="driver", join_keys=["driver"], value_type=ValueType.INT64)
 view = FeatureView(
     name="drivers",
     entities=[driver],
@@ -46,10 +46,8 @@ asked = pd.DataFrame(
     {"driver": range(20), "event_timestamp": [now - timedelta(days=number % 4, hours=-1) for number in range(20)]}
 )
 history = store.get_historical_features(asked, features=["drivers:trips"]).to_df().sort_values("driver")
-store.materialize(now - timedelta(days=9), now + timedelta(hours=1))
-online = store.get_online_features(["drivers:trips"], [{"driver": number} for number in range(20)]).to_dict()
 print(json.dumps({
     "ray": ray.__file__,
+    "rows": len(history),
     "history": history["trips"].tolist() == [100 * number + number % 4 for number in range(20)],
-    "online": online["trips"] == [100 * number for number in range(20)],
 }))  # fmt: skip
