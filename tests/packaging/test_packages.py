@@ -58,20 +58,6 @@ def test_the_sdist_has_the_tests_and_what_people_look_for(packages: dict[str, Pa
     assert not {name for name in names if name.startswith("packaging/")}, "recipes hold the checksum of the sdist"
 
 
-def test_the_extras_of_libraries_have_what_ray_train_refuses_to_be_imported_without() -> None:
-    """Tune, Train, Serve and RLlib import `ray.train`, which wants pydantic; `ray[tune]` is hpcray[tune]."""
-    extras = project()["project"]["optional-dependencies"]
-
-    def names(extra: str) -> set[str]:
-        found = set()
-        for requirement in extras[extra]:
-            inner = re.fullmatch(r"hpcray\[(.+)\]", requirement)
-            found |= names(inner[1]) if inner else {re.match(r"[\w-]+", requirement)[0]}  # type: ignore[index]
-        return found
-
-    assert [extra for extra in ("tune", "train", "serve", "rllib") if "pydantic" not in names(extra)] == []
-
-
 @pytest.mark.timeout(900)
 def test_all_extras_can_be_installed_together(packages: dict[str, Path]) -> None:
     """pip finds versions that suit all of them at once, and so for each of them alone and for any two."""
