@@ -22,7 +22,9 @@ def needs_pypi(function: Any) -> Any:
     return pytest.mark.clients(pytest.mark.timeout(1800)(function))
 
 
-def results(program: str, name: str = "", *arguments: str, lent: bool = False, **variables: str) -> dict[str, Any]:
+def results(
+    program: str, name: str = "", *arguments: str, lent: bool = False, more: dict[str, str] | None = None
+) -> dict[str, Any]:
     """Run a program in an environment (the one of its name). It prints a line of JSON among what workers print."""
     used = environment(name or program)
     environ = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
@@ -32,7 +34,7 @@ def results(program: str, name: str = "", *arguments: str, lent: bool = False, *
     with tempfile.TemporaryDirectory() as place:
         ended = subprocess.run(
             [used.python, str(PROGRAMS / f"use_{program}.py"), *arguments],
-            cwd=place, env=environ | {"HOME": place} | variables,
+            cwd=place, env=environ | {"HOME": place} | (more or {}),
             capture_output=True, text=True, timeout=900, check=False,
         )  # fmt: skip
     assert ended.returncode == 0, f"{ended.stdout[-3000:]}\n{ended.stderr[-6000:]}"
@@ -237,11 +239,11 @@ def test_verls_worker_groups() -> None:
 def test_verls_trainer_learns_and_repeats_itself() -> None:
     """GRPO of 3 steps without a GPU; a second run with the same seed has the same losses."""
     preload = {"HPCRAY_PRELOAD": "verl.trainer.ppo.v1", "HPCRAY_WORKER_START_TIMEOUT": "600"}
-    found = results("verl_trainer", "verl", **preload)["steps"]
+    found = results("verl_trainer", "verl", more=preload)["steps"]
     assert len(found) == 3
     assert all(0 < step["actor/grad_norm"] < 10 for step in found), "each step changes the model"
     assert all(step["critic/score/mean"] > 0 and step["response_length/mean"] > 1 for step in found)
-    for step, again in zip(found, results("verl_trainer", "verl", **preload)["steps"], strict=True):
+    for step, again in zip(found, results("verl_trainer", "verl", more=preload)["steps"], strict=True):
         assert step == pytest.approx(again, rel=1e-3, abs=1e-5)
 
 
