@@ -97,6 +97,20 @@ class SpackPackage:
         return found
 
 
+def test_the_extras_of_libraries_have_what_ray_train_refuses_to_be_imported_without() -> None:
+    """Tune, Train, Serve and RLlib import `ray.train`, which wants pydantic; `ray[tune]` is hpcray[tune]."""
+    extras = project()["project"]["optional-dependencies"]
+
+    def names(extra: str) -> set[str]:
+        found = set()
+        for requirement in extras[extra]:
+            inner = re.fullmatch(r"hpcray\[(.+)\]", requirement)
+            found |= names(inner[1]) if inner else {re.match(r"[\w-]+", requirement)[0]}  # type: ignore[index]
+        return found
+
+    assert [extra for extra in ("tune", "train", "serve", "rllib") if "pydantic" not in names(extra)] == []
+
+
 def test_the_spack_package_needs_what_the_project_needs() -> None:
     package = SpackPackage(PACKAGING / SPACK)
     needed = requirements(project()["project"]["dependencies"])
