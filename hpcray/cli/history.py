@@ -356,7 +356,8 @@ def print_status(history: JobHistory, as_json: bool) -> None:
             for name, row in history.functions().items()
         }
         known = {"job": history.run.job, "run": history.run.name, "state": result.state, "cause": result.cause}
-        times = {"started": history.started, "last": history.last}
+        account, beside = history.core_time()
+        times = {"started": history.started, "last": history.last, "core_time": account, "cpu_time_beside": beside}
         print_json({**known, **times, "nodes": _rows_of(history, "nodes"), "functions": functions})
         return
     print_text(f"job {history.run.job}: {result.state}: {result.cause}")
@@ -364,7 +365,16 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     print_table(list(nodes[0]), [[_cell(name, row[name]) for name in row] for row in nodes])
     summary = {name: {"state_counts": states} for name, states in history.task_summary().items()}
     _print_functions(history, summary)
+    _print_core_time(*history.core_time())
     _complain(history)
+
+
+def _print_core_time(account: dict[str, float], beside: dict[str, float]) -> None:
+    if whole := sum(account.values()):
+        rows = [[f"{100 * seconds / whole:.0f} %", f"{seconds:.3g} s", name] for name, seconds in account.items()
+                if seconds > 0]  # fmt: skip
+        print_table(["share", "core time", "cores were"], rows)
+        print_table(["CPU time beside it", "of"], [[f"{seconds:.3g} s", name] for name, seconds in beside.items()])
 
 
 def print_memory(history: JobHistory, as_json: bool) -> None:

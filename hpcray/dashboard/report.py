@@ -228,10 +228,7 @@ class _Report:
         return self._section("Requested and used", ("", "had", "used", "share"), rows, right=3)
 
     def _core_time(self) -> str:
-        total: dict[str, float] = {}
-        for node in self._history.nodes.values():
-            for name, seconds in node.account.items():
-                total[name] = total.get(name, 0.0) + seconds
+        total, beside = self._history.core_time()
         whole = sum(total.values())
         if not whole:
             return ""
@@ -246,9 +243,11 @@ class _Report:
             at += width
         drawn = f'<svg viewBox="0 0 {_WIDTH} 22" role="img" aria-label="core time">{"".join(bars)}</svg>'
         bar = f'<div class="card">{drawn}</div>'
-        return bar.join(
-            self._section("Where the core time went", ("cores were", "core time", "share"), rows, 2).split("\n", 1)
-        )
+        more = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in beside.items() if seconds >= 0.01)
+        if more:
+            more = f"CPU time beside it, which is in none of these rows: {more}."
+        columns = ("cores were", "core time", "share")
+        return bar.join(self._section("Where the core time went", columns, rows, 2, more).split("\n", 1))
 
     # ------------------------------------------------------------ over time
 

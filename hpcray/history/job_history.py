@@ -38,6 +38,11 @@ _LISTED = 3
 MOST_TASKS = 400_000
 """Rows of tasks that are kept in memory; beyond it every second one goes, but for those that failed."""
 _MOST_ERRORS = 10_000
+_NO_ACTOR: dict[str, Any] = {
+    "class_name": "", "name": None, "state": "", "node": None, "pid": None, "restarts": None, "reason": None,
+}  # fmt: skip
+_NO_GROUP: dict[str, Any] = {"name": None, "strategy": "", "state": "", "bundles": [], "nodes": []}
+"""Stand for what the rows of another version lack."""
 _DRIVER, _WORKER = "driver", "worker"
 
 
@@ -100,6 +105,7 @@ class NodePart:
     ended: Ended | None = None
     figures: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     account: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, float] = field(default_factory=dict)
     functions: dict[str, FunctionRow] = field(default_factory=dict)
     partial: bool = False
     lost: str = ""
@@ -189,7 +195,7 @@ class JobHistory:
             case Figures():
                 node.figures.append((record.at, record.row))
             case CoreTime():
-                node.account = record.rows
+                node.account, node.beside = record.rows, record.beside
             case Functions():
                 node.functions.update(record.functions)
                 node.partial = node.partial or record.partial
@@ -211,8 +217,8 @@ class JobHistory:
                 lost = self.nodes.setdefault(record.node, NodePart(record.node))
                 lost.lost, lost.lost_at = lost.lost or record.reason, lost.lost_at or record.at
             case ClusterState():
-                self.actors.update(record.actors)
-                self.groups.update(record.groups)
+                self.actors.update({ident: {**_NO_ACTOR, **row} for ident, row in record.actors.items()})
+                self.groups.update({ident: {**_NO_GROUP, **row} for ident, row in record.groups.items()})
                 self.known_nodes = record.nodes or self.known_nodes
             case Reason():
                 self.reasons.append((node.number, record))
@@ -283,6 +289,17 @@ class JobHistory:
         for node in self.nodes.values():
             add_functions(found, node.functions)
         return found
+
+    def core_time(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of core time of all nodes by what the cores did; and of CPU time beside it, by whose it was."""
+        account: dict[str, float] = {}
+        beside: dict[str, float] = {}
+        for node in self.nodes.values():
+            for name, seconds in node.account.items():
+                account[name] = account.get(name, 0.0) + seconds
+            for name, seconds in node.beside.items():
+                beside[name] = beside.get(name, 0.0) + seconds
+        return account, beside
 
     @property
     def partial(self) -> bool:

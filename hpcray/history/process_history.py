@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from hpcray.history.records import Ask, NewRecords, Running, Tasks, encode
+from hpcray.common.resources import UNIT
+from hpcray.history.records import Ask, NewRecords, ProcessTime, Running, Tasks, encode
+from hpcray.runtime.core_worker.context import object_time
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.extensions import Extension, ExtensionProcess
 
@@ -25,6 +27,7 @@ _ALL = 100
 _FAILED, _SLOWEST, _OTHERS = 100, 20, 60
 """Beyond it: failed ones at most, slowest ones, and some of the others, evenly."""
 _MOST_ERRORS = 50
+_RECENT = 200  # tasks that ended last, among which are those whose values are being stored
 _ERROR_TEXT = 2000  # characters at the beginning and at the end of an error's text
 
 _TIME, _FAILURE = itemgetter(3), itemgetter(4)
@@ -76,10 +79,15 @@ class ProcessHistory(Extension):
                 waits,
             )
             records.append(msgspec.Raw(encode(now)))
-        busy = sum(row[2] for row in said["functions"].values()) + sum(said["elapsed"].values())
+        replies = ring.ended_last(_RECENT) if ring is not None else ()  # what they store is not of the calls any more
+        elapsed = sum(call["seconds"] for call in running if call["task"] not in replies)
+        busy = sum(row[2] for row in said["functions"].values()) / 1e6 + elapsed
+        worker = current.worker
+        cores = worker.lease.resources.get("CPU", 0) / UNIT if worker is not None else 0.0
+        objects = object_time.so_far(self.process.reader.only_fetches)
+        spent = ProcessTime(busy, time.process_time(), *objects, cores=cores)
         quiet = not records and not functions
-        cpu = time.process_time()
-        return NewRecords(functions, said["partial"], len(rows), records, quiet, busy / 1e6, cpu)
+        return NewRecords(functions, said["partial"], len(rows), records, quiet, spent)
 
     def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:
         new = []

@@ -164,10 +164,12 @@ class Alive(Struct, array_like=True, tag=12):
 
 
 class CoreTime(Struct, array_like=True, tag=13):
-    """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.node_history`)."""
+    """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.node_history`). beside:
+    measured CPU time that is not the tasks' on their cores, by whose it is."""
 
     at: Time
     rows: dict[str, Amount]
+    beside: dict[str, Amount] = {}
 
 
 class Gap(Struct, array_like=True, tag=14):
@@ -199,18 +201,36 @@ class Ask(Struct, array_like=True, tag=0):
     """r→p: what has come since the last question? Answer: NewRecords."""
 
 
+class ProcessTime(Struct, array_like=True):
+    """Seconds of a process since its start.
+
+    Attributes:
+        busy: of tasks and calls, running ones included; of several at a time the sum. cpu: of CPU time.
+        moving, moving_cpu, after, lent, fetching: see `hpcray.runtime.core_worker.context.ObjectTime`.
+        cores: how many its tasks have now, or had last.
+    """
+
+    busy: float = 0.0
+    cpu: float = 0.0
+    moving: float = 0.0
+    moving_cpu: float = 0.0
+    after: float = 0.0
+    lent: float = 0.0
+    fetching: float = 0.0
+    cores: float = 0.0
+
+
 class NewRecords(Struct, array_like=True, tag=1):
     """p→r, answer to Ask. functions: rows that have changed, since the start of the process. partial: some runs were
-    not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new. busy:
-    seconds of tasks and calls since its start, running ones included. cpu: seconds of CPU time since then."""
+    not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new. spent:
+    its time."""
 
     functions: dict[str, FunctionRow]
     partial: bool
     seen: int
     records: list[msgspec.Raw]
     quiet: bool
-    busy: float
-    cpu: float
+    spent: ProcessTime
 
 
 encode = msgspec.msgpack.Encoder().encode
