@@ -14,10 +14,11 @@ import click
 
 from hpcray.cli import json_option, print_json, print_record, write_named
 from hpcray.cli.job_option import job_option, submitted_job
+from hpcray.common.ids import owner_of
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.figures_gathering import quantile
-from hpcray.history.job_history import JobHistory, clock
+from hpcray.history.job_history import JobHistory, TaskRow, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
@@ -156,6 +157,8 @@ def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
     for one in ended[-_SHOWN:]:
         how = f"{'failed' if one.failed else 'finished'} at {clock(one.end)} after {_seconds(one.end - one.start)}"
         lines.append((0, f"{one.name} {one.id.hex()}: {how} on node {one.node}, pid {one.pid}"))
+        if (waited := _waited(history, one)) is not None:
+            lines.append((1, waited))
         if one.id in errors:
             lines.append((1, f"{errors[one.id].kind}: {errors[one.id].text}"))
     for process, task, name, since in history.running():
@@ -166,6 +169,18 @@ def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
     if len(ended) > _SHOWN:
         lines.append((0, f"the last {_SHOWN} of {len(ended)} tasks are shown"))
     return lines
+
+
+def _waited(history: JobHistory, task: TaskRow) -> str | None:
+    """For how long a task was not running after its submission, where that was seen; None where it was not."""
+    between, owner = history.submission(task.id), history.processes.get(owner_of(task.id))
+    if between is None or owner is None:
+        return None
+    first, last = between
+    when = f"submitted between {clock(first)} and {clock(last)} by pid {owner.pid} of node {owner.node}"
+    if owner.node != task.node:  # of another clock
+        return when
+    return f"{when}; waited for {_seconds(max(0.0, task.start - last))} to {_seconds(max(0.0, task.start - first))}"
 
 
 def print_summary(history: JobHistory, kind: str, as_json: bool) -> None:
@@ -182,10 +197,13 @@ def print_summary(history: JobHistory, kind: str, as_json: bool) -> None:
         totals: Row = {"total_actors": len(history.actors), "summary_by": "class"}
     else:
         found, calls, plain_tasks = {}, 0, 0
+        latency = history.latency()
         for name, states in history.task_summary().items():
             call = history.is_call(name)
             type_ = "ACTOR_TASK" if call else "NORMAL_TASK"
             found[name] = {"func_or_class_name": name, "type": type_, "state_counts": states}
+            if name in latency:
+                found[name]["latency"] = {**latency[name]._asdict(), "whole": latency[name].whole}
             calls, plain_tasks = calls + call * sum(states.values()), plain_tasks + (not call) * sum(states.values())
         totals = {
             "total_tasks": plain_tasks, "total_actor_tasks": calls, "total_actor_scheduled": len(history.actors),
@@ -208,14 +226,16 @@ def _print_counts(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _print_functions(history: JobHistory, found: dict[str, dict[str, Any]]) -> None:
-    functions, rows = history.functions(), []
+    functions, latency, rows = history.functions(), history.latency(), []
     for name, row in sorted(found.items(), key=lambda item: -functions.get(item[0], [0, 0, 0, {}])[2]):
         known = functions.get(name, [0, 0, 0, {}])
         us, buckets = known[2:]
         counts = ", ".join(f"{state}: {count}" for state, count in row["state_counts"].items())
         times = [f"{us / 1e6:.3g} s", _seconds(quantile(known, 0.5)), _seconds(quantile(known, 0.99))]
-        rows.append([name, counts, *(times if buckets else ["", "", ""])])
-    print_table(["name", "counts", "time in all", "median", "99 %"], rows)
+        waited = sum(latency[name][:3]) if name in latency else 0.0
+        before = _seconds(waited) if waited >= 5e-4 else ""
+        rows.append([name, counts, *(times if buckets else ["", "", ""]), before])
+    print_table(["name", "counts", "time in all", "median", "99 %", "waited, mean"], rows)
 
 
 def _seconds(value: float) -> str:

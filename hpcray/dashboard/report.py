@@ -136,8 +136,8 @@ class _Report:
         job = self._history.run.job
         parts = [
             self._head(), self._why(), self._cards(), self._advice(), self._next_time(), self._core_time(),
-            self._timeline(), self._use_over_time(), self._function_table(), self._comparison(), self._errors(),
-            self._nodes(), self._actors(), self._events(), self._missing(),
+            self._timeline(), self._use_over_time(), self._function_table(), self._latency_table(), self._comparison(),
+            self._errors(), self._nodes(), self._actors(), self._events(), self._missing(),
         ]  # fmt: skip
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -386,6 +386,16 @@ class _Report:
         rows += [(name, "0", "", "ran at the end", "", "", "", "") for name in sorted(only)[:_MOST_FUNCTIONS]]
         columns = ("function", "ended", "failed", "time in all", "share", "mean", "median", "99 %")
         return self._section("Functions", columns, rows, 7, "Medians are right to about a tenth.")
+
+    def _latency_table(self) -> str:
+        found = sorted(self._history.latency().items(), key=lambda item: -sum(item[1][:3]))
+        rows = [(name, *(_duration(seconds) if seconds >= 5e-4 else "" for seconds in (one.whole, *one)))
+                for name, one in found[:_MOST_FUNCTIONS] if sum(one[:3]) >= 5e-4]  # fmt: skip
+        columns = ("function", "in all", "for arguments", "queued", "sent", "running")
+        more = ("Means of a function's tasks, from submission to value: until the arguments were there, until it was "
+                "sent to a worker, on the way and in the worker's queue, running. Told by how many were seen in each "
+                "state, once a second.")  # fmt: skip
+        return self._section("How long tasks took, and where they waited", columns, rows, 5, more if rows else "")
 
     def _comparison(self) -> str:
         if self._against is None:

@@ -595,7 +595,7 @@ class _Answer:
     said: ProcessTime = field(default_factory=ProcessTime)
 
     def take(self, name: str, spent: ProcessTime, most: float) -> float:
-        """What is new of one of its times, at most so much of it: several threads may have spent more."""
+        """Return the new part of one of its times, at most so much of it: several threads may have spent more."""
         before, now = getattr(self.said, name), getattr(spent, name)
         setattr(self.said, name, max(before, now))
         new: float = now - before

@@ -47,6 +47,7 @@ class ProcessHistory(Extension):
         self._since = 0.0
         self._last_error: Any = None
         self._shown: tuple[Any, ...] = ()
+        self._looked = 0.0
 
     def on_message(self, source: bytes, message: Any) -> None:
         """A raylet asks (lock held)."""
@@ -67,18 +68,25 @@ class ProcessHistory(Extension):
             records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
         running = introspect("calls", ())
         waits = len(self.process.table.pins.being_read)
-        shown = (tuple(call["task"] for call in running), said["queued"], waits)
+        made = self.process.task_counter
+        shown = (tuple(call["task"] for call in running), said["queued"], waits, said["lacking"], said["sent"], made)
+        now = time.time()
         if shown != self._shown:
             self._shown = shown
-            now = Running(
-                time.time(),
+            work = Running(
+                now,
                 self.process.me,
                 os.getpid(),
                 [(call["task"], call["name"], call["seconds"]) for call in running],
                 said["queued"],
                 waits,
+                said["lacking"],
+                said["sent"],
+                made,
+                self._looked,
             )
-            records.append(msgspec.Raw(encode(now)))
+            records.append(msgspec.Raw(encode(work)))
+        self._looked = now
         replies = ring.ended_last(_RECENT) if ring is not None else ()  # what they store is not of the calls any more
         elapsed = sum(call["seconds"] for call in running if call["task"] not in replies)
         busy = sum(row[2] for row in said["functions"].values()) / 1e6 + elapsed
@@ -86,7 +94,7 @@ class ProcessHistory(Extension):
         cores = worker.lease.resources.get("CPU", 0) / UNIT if worker is not None else 0.0
         objects = object_time.so_far(self.process.reader.only_fetches)
         spent = ProcessTime(busy, time.process_time(), *objects, cores=cores)
-        quiet = not records and not functions
+        quiet = not records and not functions and not said["queued"] and not said["sent"]
         return NewRecords(functions, said["partial"], len(rows), records, quiet, spent)
 
     def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:

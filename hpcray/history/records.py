@@ -92,8 +92,16 @@ class Tasks(Struct, array_like=True, tag=4):
 
 
 class Running(Struct, array_like=True, tag=5):
-    """The work of a process at a moment. running: task id, name, seconds. queued: tasks and calls of its own that have
-    not been sent, by name. waits: calls of `get` under way. Replaces the record before it."""
+    """The work of a process at a moment. Replaces the record before it.
+
+    Attributes:
+        running: task id, name, seconds.
+        queued: tasks and calls of its own that have not been sent, by name. lacking: those of them that wait for their
+            arguments. sent: those that were sent and have not been answered.
+        waits: calls of `get` under way.
+        made: number in the last id that it has made for a task or an object.
+        since: until when the record before was true; 0.0: not known.
+    """
 
     at: Time
     proc: bytes
@@ -101,6 +109,10 @@ class Running(Struct, array_like=True, tag=5):
     running: list[tuple[bytes, str, Amount]] = []
     queued: dict[str, Count] = {}
     waits: int = 0
+    lacking: dict[str, Count] = {}
+    sent: dict[str, Count] = {}
+    made: Count = 0
+    since: float = 0.0
 
 
 class Process(Struct, array_like=True, tag=6):

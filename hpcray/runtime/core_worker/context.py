@@ -99,7 +99,7 @@ class ObjectTime:
         return True
 
     def end(self) -> None:
-        """It does not any more."""
+        """The calling thread moves no objects any more."""
         began, cpu, lent, after = self._open.pop(get_ident())
         now = perf_counter()
         seconds = now - began - (self.lent - lent)
@@ -115,7 +115,7 @@ class ObjectTime:
         self._lent_at, self._fetches = perf_counter(), fetches
 
     def take_back(self) -> None:
-        """It is lent no more."""
+        """The CPU is lent no more."""
         if self._lent_at:
             self._settle(self._fetches)
             self._lent_at = 0.0
@@ -146,7 +146,7 @@ class ObjectTime:
 
 
 object_time = ObjectTime()
-"""Of this process."""
+"""The times of this process."""
 
 
 # ------------------------------------------------------------ context
