@@ -14,7 +14,7 @@ import click
 
 from hpcray.cli import json_option, print_json, print_record, write_named
 from hpcray.cli.job_option import job_option, submitted_job
-from hpcray.common.ids import owner_of
+from hpcray.common.ids import PUT_INDEX, TASK_BYTES, owner_of
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.figures_gathering import quantile
@@ -28,6 +28,7 @@ from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.reports import format_duration, print_table, print_text
 
 Row = dict[str, Any]
+_OBJECT = re.compile("[0-9a-f]{32}")
 _SHOWN = 50  # tasks of one function in its story
 
 
@@ -126,7 +127,8 @@ def print_why(history: JobHistory, what: str | None, as_json: bool) -> None:
     lines = explain(history, result) if what is None else _story(history, what)
     if not lines:
         raise click.ClickException(
-            f"the history has no task, actor or function {what!r}; hint: hpcray list tasks --job {history.run.job}"
+            f"the history has no task, actor, function or object {what!r}; "
+            f"hint: hpcray list tasks --job {history.run.job}"
         )
     if as_json:
         print_json([{"depth": depth, "text": text} for depth, text in lines])
@@ -143,6 +145,8 @@ def _size_of(history: JobHistory) -> str:
 def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
     """The known facts about the tasks, actors and functions that a word means."""
     word = what.lower()
+    if _OBJECT.fullmatch(word):
+        return _object_story(history, bytes.fromhex(word))
     lines: list[tuple[int, str]] = []
     for actor, row in history.actors.items():
         if actor.hex().startswith(word) or what in (row.get("class_name"), row.get("name")):
@@ -168,6 +172,33 @@ def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
             lines.append((0, f"{text} ({clock(history.last)})"))
     if len(ended) > _SHOWN:
         lines.append((0, f"the last {_SHOWN} of {len(ended)} tasks are shown"))
+    return lines
+
+
+def _object_story(history: JobHistory, ident: bytes) -> list[tuple[int, str]]:
+    """The known facts about one object: who made it, when, and what became of its owner."""
+    task, owner = ident[:TASK_BYTES], history.processes.get(owner_of(ident))
+    if owner is None:
+        return []
+    who = f"{owner.kind or 'a process'}, pid {owner.pid} of node {owner.node}"
+    between = history.submission(task)
+    when = f", between {clock(between[0])} and {clock(between[1])}" if between is not None else ""
+    lines: list[tuple[int, str]] = []
+    if ident[TASK_BYTES:] == PUT_INDEX:
+        lines.append((0, f"object {ident.hex()}: put by {who}{when}"))
+    else:
+        number = int.from_bytes(ident[TASK_BYTES:], "big")
+        lines.append((0, f"object {ident.hex()}: value {number} of a task that was submitted by {who}{when}"))
+        made = [(depth + 1, text) for depth, text in _story(history, task.hex())]
+        noted = "was not noted: only some of the tasks were" if history.seen > len(history.tasks) else "was not seen"
+        lines += made or [(1, f"the end of the task {noted}; it was not seen to run either")]
+    if owner.gone:
+        wrong = owner in history.deaths()
+        how = f"died at {clock(owner.gone)}: {owner.reason}" if wrong else f"ended at {clock(owner.gone)}"
+        lines.append((1, f"its owner {how}; the object went with it at the latest"))
+    else:
+        lines.append((1, "its owner was not seen to end"))
+    lines.append((1, "its copies, spills and reads are not in a history: whether it was freed before is not known"))
     return lines
 
 

@@ -81,7 +81,7 @@ LINES_OF_CODE = {
     "api": 2989,
     "attach": 1421,
     "autoscaler": 1209,
-    "cli": 4290,
+    "cli": 4318,
     "common": 1566,
     "compat": 3381,
     "core": 12379,

@@ -6,13 +6,16 @@ import json
 import os
 from pathlib import Path
 
+import click
 import pytest
 from helpers.jobs import Job, embedded
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpcray.cli.history import print_why
+from hpcray.common.ids import FIRST_RETURN, PUT_INDEX
 from hpcray.history.block_file import FIRST_LINE, pack
-from hpcray.history.job_history import JobHistory, ProcessRow
+from hpcray.history.job_history import JobHistory, ProcessRow, clock
 from hpcray.history.records import Began, Functions, Process, Running, Tasks, encode
 from hpcray.history.runs import file_name, find_runs
 
@@ -83,6 +86,34 @@ def test_what_still_waits_waits_up_to_the_last_sign_of_life(tmp_path: Path) -> N
     history = written(tmp_path, records)
     latency = history.latency()[FUNCTION]
     assert latency == pytest.approx((0.0, 99.0, 0.0, 99.0), abs=0.1)
+
+
+def test_the_story_of_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has who made it, and what became of its owner; and says that it has nothing of its copies."""
+    rows = [(task(2), 0, BEGAN + 9.0, 5_000_000, True)]
+    history = written(tmp_path, [
+        seen(1.0, 0.0, 0, 0, 0),
+        seen(3.0, 2.0, 0, 1, 1, made=3),
+        Tasks(BEGAN + 9, WORKER, 2, b"", [FUNCTION], rows, 1, [(task(2), "ValueError", "negative")]),  # type: ignore[list-item]
+        Process(BEGAN + 10, DRIVER, 1, "driver", "gone", "killed by SIGKILL", "SYSTEM_ERROR"),
+    ])  # fmt: skip
+
+    def story(ident: bytes) -> str:
+        print_why(history, ident.hex(), False)
+        return capsys.readouterr().out
+
+    died = f"its owner died at {clock(BEGAN + 10)}: killed by SIGKILL; the object went with it at the latest"
+    value = story(task(2) + FIRST_RETURN)
+    between = f"between {clock(BEGAN + 2)} and {clock(BEGAN + 3)}"
+    assert f"value 1 of a task that was submitted by driver, pid 1 of node 0, {between}" in value
+    assert f"train.step {task(2).hex()}: failed at" in value and "ValueError: negative" in value
+    assert "waited for 1 s to 2 s" in value and died in value
+    put = story(task(3) + PUT_INDEX)
+    assert f"put by driver, pid 1 of node 0, {between}" in put and died in put
+    assert "copies, spills and reads are not in a history" in put
+    assert "the end of the task was not seen" in story(task(1) + FIRST_RETURN)
+    with pytest.raises(click.ClickException, match="no task, actor, function or object"):
+        story(b"other-01" + bytes(8))
 
 
 @given(st.lists(st.tuples(st.floats(0.2, 9.0), st.integers(0, 50)), min_size=2, max_size=30))

@@ -172,7 +172,7 @@ class ResourceLoans:
         self._waits += 1
         return self._waits == 1
 
-    def lend(self, fetches: bool) -> None:
+    def lend(self, fetches: bool = False) -> None:
         """Others may use it. fetches: what is waited for exists."""
         object_time.lend(fetches)
         self._engine.send(self._raylet, m.Blocked())
@@ -882,7 +882,7 @@ class TaskExecutor:
         while self.process.table.refs.unacked or (self.actor is not None and self._has_open_tasks(self.actor)):
             if not lent:
                 lent = True
-                self._loans.lend(False)
+                self._loans.lend()
                 self.process.submitter.generator_streams.release_all()
             self.engine.wait(Waiter(), monotonic() + _NEEDED_CHECK)
 
