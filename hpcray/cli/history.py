@@ -14,10 +14,11 @@ import click
 
 from hpcray.cli import json_option, print_json, print_record, write_named
 from hpcray.cli.job_option import job_option, submitted_job
+from hpcray.common.ids import PUT_INDEX, TASK_BYTES, owner_of
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.figures_gathering import quantile
-from hpcray.history.job_history import JobHistory, clock
+from hpcray.history.job_history import JobHistory, TaskRow, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
@@ -27,6 +28,7 @@ from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.reports import format_duration, print_table, print_text
 
 Row = dict[str, Any]
+_OBJECT = re.compile("[0-9a-f]{32}")
 _SHOWN = 50  # tasks of one function in its story
 
 
@@ -125,7 +127,8 @@ def print_why(history: JobHistory, what: str | None, as_json: bool) -> None:
     lines = explain(history, result) if what is None else _story(history, what)
     if not lines:
         raise click.ClickException(
-            f"the history has no task, actor or function {what!r}; hint: hpcray list tasks --job {history.run.job}"
+            f"the history has no task, actor, function or object {what!r}; "
+            f"hint: hpcray list tasks --job {history.run.job}"
         )
     if as_json:
         print_json([{"depth": depth, "text": text} for depth, text in lines])
@@ -142,6 +145,8 @@ def _size_of(history: JobHistory) -> str:
 def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
     """The known facts about the tasks, actors and functions that a word means."""
     word = what.lower()
+    if _OBJECT.fullmatch(word):
+        return _object_story(history, bytes.fromhex(word))
     lines: list[tuple[int, str]] = []
     for actor, row in history.actors.items():
         if actor.hex().startswith(word) or what in (row.get("class_name"), row.get("name")):
@@ -156,6 +161,8 @@ def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
     for one in ended[-_SHOWN:]:
         how = f"{'failed' if one.failed else 'finished'} at {clock(one.end)} after {_seconds(one.end - one.start)}"
         lines.append((0, f"{one.name} {one.id.hex()}: {how} on node {one.node}, pid {one.pid}"))
+        if (waited := _waited(history, one)) is not None:
+            lines.append((1, waited))
         if one.id in errors:
             lines.append((1, f"{errors[one.id].kind}: {errors[one.id].text}"))
     for process, task, name, since in history.running():
@@ -166,6 +173,45 @@ def _story(history: JobHistory, what: str) -> list[tuple[int, str]]:
     if len(ended) > _SHOWN:
         lines.append((0, f"the last {_SHOWN} of {len(ended)} tasks are shown"))
     return lines
+
+
+def _object_story(history: JobHistory, ident: bytes) -> list[tuple[int, str]]:
+    """The known facts about one object: who made it, when, and what became of its owner."""
+    task, owner = ident[:TASK_BYTES], history.processes.get(owner_of(ident))
+    if owner is None:
+        return []
+    who = f"{owner.kind or 'a process'}, pid {owner.pid} of node {owner.node}"
+    between = history.submission(task)
+    when = f", between {clock(between[0])} and {clock(between[1])}" if between is not None else ""
+    lines: list[tuple[int, str]] = []
+    if ident[TASK_BYTES:] == PUT_INDEX:
+        lines.append((0, f"object {ident.hex()}: put by {who}{when}"))
+    else:
+        number = int.from_bytes(ident[TASK_BYTES:], "big")
+        lines.append((0, f"object {ident.hex()}: value {number} of a task that was submitted by {who}{when}"))
+        made = [(depth + 1, text) for depth, text in _story(history, task.hex())]
+        noted = "was not noted: only some of the tasks were" if history.seen > len(history.tasks) else "was not seen"
+        lines += made or [(1, f"the end of the task {noted}; it was not seen to run either")]
+    if owner.gone:
+        wrong = owner in history.deaths()
+        how = f"died at {clock(owner.gone)}: {owner.reason}" if wrong else f"ended at {clock(owner.gone)}"
+        lines.append((1, f"its owner {how}; the object went with it at the latest"))
+    else:
+        lines.append((1, "its owner was not seen to end"))
+    lines.append((1, "its copies, spills and reads are not in a history: whether it was freed before is not known"))
+    return lines
+
+
+def _waited(history: JobHistory, task: TaskRow) -> str | None:
+    """For how long a task was not running after its submission, where that was seen; None where it was not."""
+    between, owner = history.submission(task.id), history.processes.get(owner_of(task.id))
+    if between is None or owner is None:
+        return None
+    first, last = between
+    when = f"submitted between {clock(first)} and {clock(last)} by pid {owner.pid} of node {owner.node}"
+    if owner.node != task.node:  # of another clock
+        return when
+    return f"{when}; waited for {_seconds(max(0.0, task.start - last))} to {_seconds(max(0.0, task.start - first))}"
 
 
 def print_summary(history: JobHistory, kind: str, as_json: bool) -> None:
@@ -182,10 +228,13 @@ def print_summary(history: JobHistory, kind: str, as_json: bool) -> None:
         totals: Row = {"total_actors": len(history.actors), "summary_by": "class"}
     else:
         found, calls, plain_tasks = {}, 0, 0
+        latency = history.latency()
         for name, states in history.task_summary().items():
             call = history.is_call(name)
             type_ = "ACTOR_TASK" if call else "NORMAL_TASK"
             found[name] = {"func_or_class_name": name, "type": type_, "state_counts": states}
+            if name in latency:
+                found[name]["latency"] = {**latency[name]._asdict(), "whole": latency[name].whole}
             calls, plain_tasks = calls + call * sum(states.values()), plain_tasks + (not call) * sum(states.values())
         totals = {
             "total_tasks": plain_tasks, "total_actor_tasks": calls, "total_actor_scheduled": len(history.actors),
@@ -208,14 +257,16 @@ def _print_counts(found: dict[str, dict[str, Any]]) -> None:
 
 
 def _print_functions(history: JobHistory, found: dict[str, dict[str, Any]]) -> None:
-    functions, rows = history.functions(), []
+    functions, latency, rows = history.functions(), history.latency(), []
     for name, row in sorted(found.items(), key=lambda item: -functions.get(item[0], [0, 0, 0, {}])[2]):
         known = functions.get(name, [0, 0, 0, {}])
         us, buckets = known[2:]
         counts = ", ".join(f"{state}: {count}" for state, count in row["state_counts"].items())
         times = [f"{us / 1e6:.3g} s", _seconds(quantile(known, 0.5)), _seconds(quantile(known, 0.99))]
-        rows.append([name, counts, *(times if buckets else ["", "", ""])])
-    print_table(["name", "counts", "time in all", "median", "99 %"], rows)
+        waited = sum(latency[name][:3]) if name in latency else 0.0
+        before = _seconds(waited) if waited >= 5e-4 else ""
+        rows.append([name, counts, *(times if buckets else ["", "", ""]), before])
+    print_table(["name", "counts", "time in all", "median", "99 %", "waited, mean"], rows)
 
 
 def _seconds(value: float) -> str:
@@ -356,7 +407,8 @@ def print_status(history: JobHistory, as_json: bool) -> None:
             for name, row in history.functions().items()
         }
         known = {"job": history.run.job, "run": history.run.name, "state": result.state, "cause": result.cause}
-        times = {"started": history.started, "last": history.last}
+        account, beside = history.core_time()
+        times = {"started": history.started, "last": history.last, "core_time": account, "cpu_time_beside": beside}
         print_json({**known, **times, "nodes": _rows_of(history, "nodes"), "functions": functions})
         return
     print_text(f"job {history.run.job}: {result.state}: {result.cause}")
@@ -364,7 +416,16 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     print_table(list(nodes[0]), [[_cell(name, row[name]) for name in row] for row in nodes])
     summary = {name: {"state_counts": states} for name, states in history.task_summary().items()}
     _print_functions(history, summary)
+    _print_core_time(*history.core_time())
     _complain(history)
+
+
+def _print_core_time(account: dict[str, float], beside: dict[str, float]) -> None:
+    if whole := sum(account.values()):
+        rows = [[f"{100 * seconds / whole:.0f} %", f"{seconds:.3g} s", name] for name, seconds in account.items()
+                if seconds > 0]  # fmt: skip
+        print_table(["share", "core time", "cores were"], rows)
+        print_table(["CPU time beside it", "of"], [[f"{seconds:.3g} s", name] for name, seconds in beside.items()])
 
 
 def print_memory(history: JobHistory, as_json: bool) -> None:

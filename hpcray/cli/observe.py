@@ -300,7 +300,7 @@ def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
 
     WHAT is an id in hex, or its beginning (`ref.hex()`, `hpcray list`, errors and `hpcray stack` print ids), the name
     of a function or method, or the name or class of an actor. Without it: every `get` of the program that waits; where
-    none does, the tasks that do not run. Of a job that has ended: why it has.
+    none does, the tasks that do not run. Of a job that has ended: why it has; with WHAT, what its history has of it.
     """
     if history := ended_job(address):
         print_why(history, what, as_json)

@@ -136,8 +136,8 @@ class _Report:
         job = self._history.run.job
         parts = [
             self._head(), self._why(), self._cards(), self._advice(), self._next_time(), self._core_time(),
-            self._timeline(), self._use_over_time(), self._function_table(), self._comparison(), self._errors(),
-            self._nodes(), self._actors(), self._events(), self._missing(),
+            self._timeline(), self._use_over_time(), self._function_table(), self._latency_table(), self._comparison(),
+            self._errors(), self._nodes(), self._actors(), self._events(), self._missing(),
         ]  # fmt: skip
         return (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -228,10 +228,7 @@ class _Report:
         return self._section("Requested and used", ("", "had", "used", "share"), rows, right=3)
 
     def _core_time(self) -> str:
-        total: dict[str, float] = {}
-        for node in self._history.nodes.values():
-            for name, seconds in node.account.items():
-                total[name] = total.get(name, 0.0) + seconds
+        total, beside = self._history.core_time()
         whole = sum(total.values())
         if not whole:
             return ""
@@ -246,9 +243,11 @@ class _Report:
             at += width
         drawn = f'<svg viewBox="0 0 {_WIDTH} 22" role="img" aria-label="core time">{"".join(bars)}</svg>'
         bar = f'<div class="card">{drawn}</div>'
-        return bar.join(
-            self._section("Where the core time went", ("cores were", "core time", "share"), rows, 2).split("\n", 1)
-        )
+        more = ", ".join(f"{name} {_duration(seconds)}" for name, seconds in beside.items() if seconds >= 0.01)
+        if more:
+            more = f"CPU time beside it, which is in none of these rows: {more}."
+        columns = ("cores were", "core time", "share")
+        return bar.join(self._section("Where the core time went", columns, rows, 2, more).split("\n", 1))
 
     # ------------------------------------------------------------ over time
 
@@ -387,6 +386,16 @@ class _Report:
         rows += [(name, "0", "", "ran at the end", "", "", "", "") for name in sorted(only)[:_MOST_FUNCTIONS]]
         columns = ("function", "ended", "failed", "time in all", "share", "mean", "median", "99 %")
         return self._section("Functions", columns, rows, 7, "Medians are right to about a tenth.")
+
+    def _latency_table(self) -> str:
+        found = sorted(self._history.latency().items(), key=lambda item: -sum(item[1][:3]))
+        rows = [(name, *(_duration(seconds) if seconds >= 5e-4 else "" for seconds in (one.whole, *one)))
+                for name, one in found[:_MOST_FUNCTIONS] if sum(one[:3]) >= 5e-4]  # fmt: skip
+        columns = ("function", "in all", "for arguments", "queued", "sent", "running")
+        more = ("Means of a function's tasks, from submission to value: until the arguments were there, until it was "
+                "sent to a worker, on the way and in the worker's queue, running. Told by how many were seen in each "
+                "state, once a second.")  # fmt: skip
+        return self._section("How long tasks took, and where they waited", columns, rows, 5, more if rows else "")
 
     def _comparison(self) -> str:
         if self._against is None:

@@ -47,7 +47,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hpcray.common.exceptions import ObjectFreedError
-from hpcray.common.figures import FunctionRow, add_functions, bucket_of, count_names
+from hpcray.common.figures import FunctionRow, add_counts, add_functions, bucket_of, count_names
 from hpcray.common.ids import number_of, owner_of, raylet_of, show_proc
 from hpcray.common.resources import group_of
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, STORED
@@ -83,6 +83,14 @@ _MOST_SEARCHED = 20_000
 """Objects among which tasks that wait for their arguments are looked for, at most."""
 
 
+_FEW = 8  # tasks of one worker whose names are looked at
+
+
+def _scaled(few: dict[str, int], count: int) -> dict[str, int]:
+    looked_at = sum(few.values())
+    return {name: round(count * some / looked_at) for name, some in few.items()}
+
+
 class TaskFigures:
     """Counts what a worker has run since its start, as far as its ring of ended tasks has it at the next question.
 
@@ -105,11 +113,15 @@ class TaskFigures:
         elapsed: dict[str, int] = {}
         for call in running:
             elapsed[call["name"]] = elapsed.get(call["name"], 0) + round(1e6 * call["seconds"])
+        few = len(self._process.table.entries) <= _MOST_SEARCHED
+        lacking = count_names(self._without_arguments()) if few else {}
         return {
             **self.ended(),
             "running": count_names(call["name"] for call in running),
             "elapsed": elapsed,
-            "queued": self._queued(),
+            "queued": self._queued(lacking),
+            "lacking": lacking,
+            "sent": self._sent(),
         }
 
     def ended(self) -> dict[str, Any]:
@@ -160,8 +172,8 @@ class TaskFigures:
             counts = Counter(map(_NAME, new))
             add_functions(self._functions, {name: [count, count, 0, {}] for name, count in counts.items()})
 
-    def _queued(self) -> dict[str, int]:
-        """Tasks and calls of ours that have not been sent, by name."""
+    def _queued(self, lacking: dict[str, int]) -> dict[str, int]:
+        """Tasks and calls of ours that have not been sent, by name. lacking: those that wait for their arguments."""
         submitter, entries = self._process.submitter, self._process.table.entries
         counts: dict[str, int] = {}
         for scheduling_class in submitter.leases.by_index:
@@ -176,18 +188,33 @@ class TaskFigures:
             if client.queue:
                 name = f"{client.class_name}.{client.queue[0].method}"
                 counts[name] = counts.get(name, 0) + len(client.queue)
-        for name in self._without_arguments() if len(entries) <= _MOST_SEARCHED else ():
-            counts[name] = counts.get(name, 0) + 1
+        add_counts(counts, lacking)
+        return counts
+
+    def _sent(self) -> dict[str, int]:
+        """Tasks and calls of ours that were sent and have not been answered, by name; a few of each worker stand for
+        all that it has."""
+        submitter = self._process.submitter
+        counts: dict[str, int] = {}
+        for leased in submitter.leases.workers.values():
+            if inflight := leased.inflight:
+                few = count_names(task.name for task in islice(inflight.values(), _FEW))
+                add_counts(counts, _scaled(few, len(inflight)))
+        for client in submitter.actors._clients.values():
+            if inflight := client.inflight:
+                few = count_names(f"{client.class_name}.{task.method}" for task in islice(inflight.values(), _FEW))
+                add_counts(counts, _scaled(few, len(inflight)))
         return counts
 
     def _without_arguments(self) -> Iterator[str]:
         seen: set[bytes] = set()
         for entry in self._process.table.entries.values():
             task = entry.task
-            if type(task) is PendingTask and task.waiting > 0 and entry.state == PENDING and task.id not in seen:
+            # The calls of an actor are in its queue.
+            waits = type(task) is PendingTask and task.scheduling_class is None and entry.state == PENDING
+            if waits and task.id not in seen:
                 seen.add(task.id)
-                if not isinstance(task.scheduling_class, ActorClient):  # the calls of an actor are in its queue
-                    yield task.name
+                yield task.name
 
 
 # ------------------------------------------------------------ introspection

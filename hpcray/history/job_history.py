@@ -6,11 +6,14 @@ import contextlib
 import gc
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from hpcray.common.figures import FunctionRow, add_counts, add_functions
+from hpcray.common.ids import PROC_BYTES, TASK_BYTES, owner_of
 from hpcray.history.block_file import Damage, blocks
 from hpcray.history.records import (
     Began,
@@ -38,6 +41,13 @@ _LISTED = 3
 MOST_TASKS = 400_000
 """Rows of tasks that are kept in memory; beyond it every second one goes, but for those that failed."""
 _MOST_ERRORS = 10_000
+_NO_ACTOR: dict[str, Any] = {
+    "class_name": "", "name": None, "state": "", "node": None, "pid": None, "restarts": None, "reason": None,
+}  # fmt: skip
+_NO_GROUP: dict[str, Any] = {"name": None, "strategy": "", "state": "", "bundles": [], "nodes": []}
+"""Stand for what the rows of another version lack."""
+_PERIOD = 1.0  # seconds between two answers of a process that works
+_SECOND = itemgetter(1)
 _DRIVER, _WORKER = "driver", "worker"
 
 
@@ -67,8 +77,47 @@ class ErrorRow:
 
 
 @dataclass
+class Waits:
+    """Seconds that the tasks of one function have spent before and after they ran, in all.
+
+    Attributes:
+        lacking: until their arguments were there. queued: until they were sent. sent: that, and the run itself.
+    """
+
+    lacking: float = 0.0
+    queued: float = 0.0
+    sent: float = 0.0
+
+    def add(self, other: Waits) -> None:
+        """Add those of other tasks of the function."""
+        self.lacking, self.queued, self.sent = (
+            self.lacking + other.lacking, self.queued + other.queued, self.sent + other.sent
+        )  # fmt: skip
+
+
+class Latency(NamedTuple):
+    """Mean seconds of the tasks of one function, from `remote()` to the value.
+
+    Attributes:
+        lacking: until their arguments were there. queued: until they were sent to a worker, its start included.
+        sent: on the way to the worker, in its queue, and of the value back. running: from the begin to the end.
+    """
+
+    lacking: float
+    queued: float
+    sent: float
+    running: float
+
+    @property
+    def whole(self) -> float:
+        """The time from `remote()` to the value."""
+        return sum(self)
+
+
+@dataclass
 class ProcessRow:
-    """A process of the job. gone: when it ended, 0.0: it is not known to have."""
+    """A process of the job. gone: when it ended, 0.0: it is not known to have. waits: of the tasks that it has
+    submitted, by name. made: (time, number of the last id that it had made), over time."""
 
     node: int
     proc: bytes
@@ -80,6 +129,45 @@ class ProcessRow:
     exit: str = ""
     actor: bytes = b""
     running: Running | None = None
+    waits: dict[str, Waits] = field(default_factory=dict)
+    made: list[tuple[float, int]] = field(default_factory=list)
+
+    def take(self, work: Running) -> None:
+        """Go on to its work at a later moment. What has changed in between is taken to have done so evenly since the
+        last time at which it was as before."""
+        before, self.running = self.running, work
+        if before is not None:
+            steady = max(before.at, work.since or work.at - _PERIOD)
+            first, second = steady - before.at + (work.at - steady) / 2, (work.at - steady) / 2
+            for one, seconds in ((before, first), (work, second)):
+                _spend(self.waits, one, max(0.0, seconds))
+        elif self.joined:
+            _spend(self.waits, work, max(0.0, work.at - self.joined) / 2)
+        if work.made:
+            since = work.since or self.joined or work.at
+            if not self.made or since > self.made[-1][0]:
+                self.made.append((since, self.made[-1][1] if self.made else 0))
+            self.made.append((work.at, work.made))
+
+    def waits_until(self, at: float) -> dict[str, Waits]:
+        """`waits`, with what has gone on since its last record up to this time."""
+        found = {name: Waits(one.lacking, one.queued, one.sent) for name, one in self.waits.items()}
+        if self.running is not None and not self.gone:
+            _spend(found, self.running, max(0.0, at - self.running.at))
+        return found
+
+    def submission(self, number: int) -> tuple[float, float] | None:
+        """Between which times it has made the id with this number; None: not known."""
+        place = bisect_left(self.made, number, key=_SECOND)
+        return (self.made[place - 1][0], self.made[place][0]) if 0 < place < len(self.made) else None
+
+
+def _spend(waits: dict[str, Waits], work: Running, seconds: float) -> None:
+    for name, count in work.queued.items():
+        lacking = work.lacking.get(name, 0)
+        waits.setdefault(name, Waits()).add(Waits(lacking * seconds, max(0, count - lacking) * seconds))
+    for name, count in work.sent.items():
+        waits.setdefault(name, Waits()).add(Waits(sent=count * seconds))
 
 
 @dataclass
@@ -100,6 +188,7 @@ class NodePart:
     ended: Ended | None = None
     figures: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     account: dict[str, float] = field(default_factory=dict)
+    beside: dict[str, float] = field(default_factory=dict)
     functions: dict[str, FunctionRow] = field(default_factory=dict)
     partial: bool = False
     lost: str = ""
@@ -189,15 +278,14 @@ class JobHistory:
             case Figures():
                 node.figures.append((record.at, record.row))
             case CoreTime():
-                node.account = record.rows
+                node.account, node.beside = record.rows, record.beside
             case Functions():
                 node.functions.update(record.functions)
                 node.partial = node.partial or record.partial
             case Tasks():
                 self._take_tasks(node, record)
             case Running():
-                known = self._process(node, record.proc, record.pid, "")
-                known.running = record
+                self._process(node, record.proc, record.pid, "").take(record)
             case Process():
                 known = self._process(node, record.proc, record.pid, record.kind)
                 if record.what == "joined":
@@ -211,8 +299,8 @@ class JobHistory:
                 lost = self.nodes.setdefault(record.node, NodePart(record.node))
                 lost.lost, lost.lost_at = lost.lost or record.reason, lost.lost_at or record.at
             case ClusterState():
-                self.actors.update(record.actors)
-                self.groups.update(record.groups)
+                self.actors.update({ident: {**_NO_ACTOR, **row} for ident, row in record.actors.items()})
+                self.groups.update({ident: {**_NO_GROUP, **row} for ident, row in record.groups.items()})
                 self.known_nodes = record.nodes or self.known_nodes
             case Reason():
                 self.reasons.append((node.number, record))
@@ -283,6 +371,46 @@ class JobHistory:
         for node in self.nodes.values():
             add_functions(found, node.functions)
         return found
+
+    def core_time(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of core time of all nodes by what the cores did; and of CPU time beside it, by whose it was."""
+        account: dict[str, float] = {}
+        beside: dict[str, float] = {}
+        for node in self.nodes.values():
+            for name, seconds in node.account.items():
+                account[name] = account.get(name, 0.0) + seconds
+            for name, seconds in node.beside.items():
+                beside[name] = beside.get(name, 0.0) + seconds
+        return account, beside
+
+    def latency(self) -> dict[str, Latency]:
+        """By function, the mean time of its tasks from `remote()` to the value, by what it went for.
+
+        It is estimated from how many tasks of each process were in each state when it was asked, once a second: the
+        time in all is the area below that. Functions of which no task was seen to wait are left out.
+        """
+        waits: dict[str, Waits] = {}
+        for process in self.processes.values():
+            for name, one in process.waits_until(self.nodes[process.node].last).items():
+                waits.setdefault(name, Waits()).add(one)
+        running: dict[str, float] = {}
+        open_: dict[str, int] = {}
+        for process, _, name, since in self.running():
+            running[name] = running.get(name, 0.0) + max(0.0, self.nodes[process.node].last - since)
+            open_[name] = open_.get(name, 0) + 1
+        found: dict[str, Latency] = {}
+        for name, (ended, _, us, _) in self.functions().items():
+            seen, ran = waits.get(name), us / 1e6 + running.get(name, 0.0)
+            count = ended + open_.get(name, 0)
+            if seen is not None and count:
+                sent = max(0.0, seen.sent - ran)
+                found[name] = Latency(*(seconds / count for seconds in (seen.lacking, seen.queued, sent, ran)))
+        return found
+
+    def submission(self, task: bytes) -> tuple[float, float] | None:
+        """Between which times, by the clock of its owner's node, a task was submitted; None: not known."""
+        owner = self.processes.get(owner_of(task))
+        return owner.submission(int.from_bytes(task[PROC_BYTES:TASK_BYTES], "big")) if owner is not None else None
 
     @property
     def partial(self) -> bool:

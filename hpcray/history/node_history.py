@@ -8,12 +8,13 @@ says what will be missing.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -22,6 +23,7 @@ from hpcray.common.figures import FunctionRow, add_functions
 from hpcray.common.job_names import logs_directory
 from hpcray.common.resources import UNIT
 from hpcray.core.gcs.gcs import RecoveringGcs
+from hpcray.core.raylet.local_resources import LocalResources
 from hpcray.core.raylet.worker_pool import IDLE
 from hpcray.history.block_file import BlockWriter
 from hpcray.history.records import (
@@ -38,6 +40,7 @@ from hpcray.history.records import (
     NewRecords,
     NodeDeath,
     Process,
+    ProcessTime,
     Reason,
     Running,
     encode,
@@ -65,6 +68,9 @@ _ACCOUNT_PERIOD = 3.0  # seconds between two records of the account of core time
 _WORK_SHARE = 0.003  # of its time that a process may spend on answers about what runs
 _CLUSTER_SHARE = 0.005  # of the head's time that it may spend on rows of actors and groups
 _ALIVE_PERIOD = 30.0  # seconds without anything new after which the head says that it lives
+_FLUSH_PERIOD = 0.5  # seconds between two blocks at least, but for what may be the last one
+_SHORTEST_LOOK = 0.1  # seconds between two looks at the cores while what is reserved changes
+_LOOK_SHARE = 0.002  # of the raylet's time that it may spend on them
 _SLACK = 0.25  # seconds by which a look may be late, to share a wake-up
 _LOOK_FOR_OTHERS = 6.0  # seconds after the start at which the head looks for the files of other nodes
 _CLOSING = 0.5  # seconds that the end of a node may wait for its last blocks
@@ -113,7 +119,7 @@ class NodeHistory(NodeExtension):
         self._place = _Place(raylet)
         self._account: CoreTimeAccount | None = None
         self._account_at = 0.0
-        self._waiting = False
+        self._look_period = _SHORTEST_LOOK
 
     # ------------------------------------------------------------ events
 
@@ -142,6 +148,8 @@ class NodeHistory(NodeExtension):
         if proc not in self._due:
             self._due[proc] = (self._loop.now + _FIRST_LOOK, PERIOD)
             self._add(Process(time.time(), proc, pid, kind, "joined"))
+            if self._account is not None:
+                self._account.process_joined(self._loop.now, proc)
             self._schedule(self._loop.now + _FIRST_LOOK)
 
     def process_died(self, proc: bytes, kind: str, reason: str) -> None:
@@ -200,8 +208,8 @@ class NodeHistory(NodeExtension):
             return
         self._functions.said(src, report.functions, report.partial)
         cores, _, actor = self._reservation(src)
-        if self._account is not None and report.busy >= 0.0:
-            self._account.answered(self._loop.now, src, cores, actor, report.busy, report.cpu)
+        if self._account is not None and report.spent is not None:
+            self._account.answered(self._loop.now, src, cores, actor, report.spent)
             if src in self._due:
                 self._work_due[src] = self._loop.now + max(PERIOD - _SLACK, report.took / _WORK_SHARE)
         self._pending += report.records
@@ -221,7 +229,7 @@ class NodeHistory(NodeExtension):
     def close(self) -> None:
         """The loop has ended: write what is there."""
         if self._writer is not None and self._account is not None:
-            self._add(CoreTime(time.time(), self._account.rows(self._loop.now)))
+            self._add_account()
             self._flush()
             self._writer.close(_CLOSING)
             if self._raylet.head is not None and self._began is not None:
@@ -254,7 +262,10 @@ class NodeHistory(NodeExtension):
         self._look_at_node(now)
         self._look_at_cores(now)
         self._look_at_cluster(now)
-        self._flush()
+        if now - self._written_at >= _FLUSH_PERIOD:
+            self._flush()
+        elif self._pending or self._gone:
+            following = min(following, self._written_at + _FLUSH_PERIOD)
         if self._raylet.head is not None and now - self._written_at >= _ALIVE_PERIOD:
             self._add(Alive(time.time()))
             self._flush()
@@ -269,7 +280,7 @@ class NodeHistory(NodeExtension):
         self._raylet.router.send(proc, m.ExtensionMessage(self.name, encode(Ask(work))))
 
     def _reservation(self, proc: bytes) -> tuple[float, float, bool]:
-        """Cores that a process has, and that it has lent as it blocks in `get`; whether an actor has them."""
+        """Cores that a process has, and that it has lent as it is blocked; whether an actor has them."""
         worker = self._raylet.lease_manager.pool.workers.get(proc)
         allocation = worker.allocation if worker is not None else None
         if allocation is None:
@@ -281,24 +292,51 @@ class NodeHistory(NodeExtension):
     def _look_at_cores(self, now: float, always: bool = False) -> None:
         """Go on with the account of core time; write it where something has run."""
         assert self._account is not None
+        began = time.perf_counter()
         manager = self._raylet.lease_manager
-        reserved = [self._reservation(proc) for proc in manager.pool.workers]
-        used, lent = sum(cores for cores, _, _ in reserved), sum(cores for _, cores, _ in reserved)
-        total = self._raylet.context.info.total.get("CPU", 0) / UNIT
-        self._account.sample(now, total - used, lent, self._waiting)
-        if lent or self._waiting:
-            self._schedule(now + PERIOD)  # there is no word when a task goes on, or has got a place
+        node = self._node_look(manager.resources, manager.waiting_since())
+        used = node.tasks + node.actors
+        changed = self._account.look(now, node)
+        if changed or node.lent or node.starting or node.waiting is not None:  # there is no word when that ends
+            shortest = max(_SHORTEST_LOOK, (time.perf_counter() - began) / _LOOK_SHARE)
+            self._look_period = shortest if changed else min(PERIOD, 1.5 * self._look_period)
+            self._schedule(now + max(shortest, self._look_period))
         if always or (used and now - self._account_at >= _ACCOUNT_PERIOD):
             self._account_at = now
-            self._add(CoreTime(time.time(), self._account.rows(now)))
+            self._add_account()
+
+    def _node_look(self, resources: LocalResources, waiting: float | None) -> NodeLook:
+        """The cores of this node now. waiting: since when requests wait."""
+        tasks = actors = lent = in_bundles = lent_in_bundles = 0.0
+        for proc in self._raylet.lease_manager.pool.workers:
+            held, lent_here, actor = self._reservation(proc)
+            lent += lent_here
+            if actor:
+                actors += held
+            else:
+                tasks += held
+        for bundle in resources.bundles:
+            in_bundles += max(0.0, bundle.pool.available.get("CPU", 0) / UNIT)
+            lent_in_bundles += sum(one.resources["CPU"] for one in bundle.allocations if one.cpu_released) / UNIT
+        total, free = (amounts.get("CPU", 0) / UNIT for amounts in (resources.pool.total, resources.pool.available))
+        starting = max(0.0, total - free - in_bundles - tasks - actors)
+        blocked = min(in_bundles, lent_in_bundles)
+        outside = max(0.0, lent - lent_in_bundles)
+        return NodeLook(
+            max(0.0, free) + blocked, outside + blocked, tasks, actors, in_bundles - blocked, starting, waiting
+        )
+
+    def _add_account(self) -> None:
+        assert self._account is not None
+        now, own = self._loop.now, time.process_time()
+        self._add(CoreTime(time.time(), self._account.rows(now), self._account.beside(own)))
 
     def _look_at_node(self, now: float, always: bool = False) -> None:
         """Note what this node uses, where that has changed."""
-        if not always and now - self._figures_at < (PERIOD if self._waiting else _FIGURES_PERIOD):
+        if not always and now - self._figures_at < _FIGURES_PERIOD:
             return
         row = self._raylet.introspection.row()
         seconds, self._figures_at = now - self._figures_at, now
-        self._waiting = bool(row["waiting"])
         job = row["cpu"]["job"]
         before = self._shown[0] if self._shown else job
         steps = (
@@ -515,25 +553,58 @@ def _answer(gcs: Any, method: str) -> list[dict[str, Any]]:
 # ------------------------------------------------------------ core time
 # Where the core time of a node went: an account whose rows add up to cores × wall time by construction.
 #
-# A core is at each moment free or reserved. The raylet knows how many it has reserved for which process; the process
-# says, when it is asked, how long it has run tasks and how much CPU time it has used since. From one answer of a
-# process to the next, its reserved cores count as running on a CPU (no longer than its CPU time), as running off the
-# CPU, or as reserved without a task. All other core time was free.
+# Processes say, when they are asked, for how long they have run tasks, moved objects and lent their cores since, and
+# their CPU time: that is exact, whatever happens between two questions. How the rest of the core time was reserved, or
+# free, is told by looks at the node: often while that changes, with each question while it does not.
 
-ON_CPU, OFF_CPU = "running tasks, on a CPU", "running tasks, off the CPU (sleep, I/O, get, or no CPU to be had)"
-BETWEEN, ACTORS = "reserved, between two tasks", "reserved by actors, without a call"
-BLOCKED, QUEUED, FREE = "lent by tasks blocked in get, and not used", "free, with tasks waiting", "free, nothing to do"
+ON_CPU, OFF_CPU = "running tasks, on a CPU", "running tasks, off the CPU (sleep, I/O, or no CPU to be had)"
+MOVING = "reserved, fetching, unpickling or storing objects"
+BLOCKED = "blocked in get or wait, and not used by others meanwhile"
+BETWEEN, ACTORS = "reserved, between two tasks", "reserved by actors or bundles, without a call"
+STARTING = "reserved, while a worker starts or is set up"
+QUEUED, FREE = "free, with tasks waiting", "free, nothing to do"
 UNKNOWN = "reserved, and not seen"
+WITHOUT_CORE = "processes that reserve no core"
+BEYOND = "threads beyond the tasks of a reserved core"
+OWN = "the raylet"
 
 
-class _Reservation(msgspec.Struct):
-    """The last answer of one process: since when, cores, seconds of tasks, of CPU; whether it is an actor."""
+class NodeLook(NamedTuple):
+    """The cores of a node at a moment, but for the lent ones all different.
+
+    Attributes:
+        free: that any task could have. lent: of tasks that are blocked, whether others use them or not.
+        tasks, actors: reserved for workers. bundles: reserved by bundles, and by nothing in them.
+        starting: reserved for workers that are not there yet.
+        waiting: since when requests wait for resources; None: none does.
+    """
+
+    free: float
+    lent: float = 0.0
+    tasks: float = 0.0
+    actors: float = 0.0
+    bundles: float = 0.0
+    starting: float = 0.0
+    waiting: float | None = None
+
+
+_UNUSED, _TASKS, _ACTORS = "lent, and used by nobody", "tasks", "actors"
+
+
+class _Answer(msgspec.Struct):
+    """The last answer of one process: when, the cores that were reserved for it, the times that it has said."""
 
     at: float
-    cores: float
-    busy: float
-    cpu: float
-    actor: bool
+    cores: float = 0.0
+    actor: bool = False
+    said: ProcessTime = msgspec.field(default_factory=ProcessTime)
+
+    def take(self, name: str, spent: ProcessTime, most: float) -> float:
+        """Return the new part of one of its times, at most so much of it: several threads may have spent more."""
+        before, now = getattr(self.said, name), getattr(spent, name)
+        setattr(self.said, name, max(before, now))
+        new: float = now - before
+        return min(max(0.0, most), max(0.0, new))
 
 
 class CoreTimeAccount:
@@ -545,56 +616,114 @@ class CoreTimeAccount:
 
     def __init__(self, now: float, cores: float) -> None:
         self._began, self._cores = now, cores
-        self._reserved = dict.fromkeys((ON_CPU, OFF_CPU, BETWEEN, ACTORS, UNKNOWN), 0.0)
-        self._free = dict.fromkeys((BLOCKED, QUEUED, FREE), 0.0)
-        self._sampled = now
-        self._seen: tuple[float, float, bool] | None = None
-        self._processes: dict[bytes, _Reservation] = {}
+        self._spent = dict.fromkeys((ON_CPU, OFF_CPU, MOVING, BLOCKED), 0.0)
+        self._used = {False: 0.0, True: 0.0}  # by tasks, and by actors
+        self._unseen = {False: 0.0, True: 0.0}
+        self._beside = dict.fromkeys((WITHOUT_CORE, BEYOND), 0.0)
+        self._lent = self._lent_fetching = 0.0
+        self._looked, self._last = now, NodeLook(cores)
+        self._seen = dict.fromkeys(("lent", _UNUSED, _TASKS, _ACTORS, "bundles", "starting", QUEUED, FREE), 0.0)
+        self._processes: dict[bytes, _Answer] = {}
+        self._restless = False
 
-    def answered(self, now: float, proc: bytes, cores: float, actor: bool, busy: float, cpu: float) -> None:
+    def process_joined(self, now: float, proc: bytes) -> None:
+        """A process has joined, and has run nothing."""
+        self._processes.setdefault(proc, _Answer(now))
+
+    def answered(self, now: float, proc: bytes, cores: float, actor: bool, spent: ProcessTime) -> None:
         """A process says what it has run.
 
         Args:
-            cores: reserved for it now. actor: whether for an actor.
-            busy: seconds of tasks and calls since its start, running ones included. cpu: its CPU time.
+            cores: reserved for it now. actor: whether for an actor. spent: its times.
         """
-        known = self._processes.get(proc) or _Reservation(self._began, 0.0, 0.0, 0.0, False)
-        if held := known.cores or cores:  # what has run by now, has had cores for so long
-            seconds = now - known.at
-            ran = min(seconds, max(0.0, busy - known.busy))
-            on = min(ran, max(0.0, cpu - known.cpu))
-            self._reserved[ON_CPU] += held * on
-            self._reserved[OFF_CPU] += held * (ran - on)
-            self._reserved[ACTORS if known.actor else BETWEEN] += known.cores * (seconds - ran)
-        self._processes[proc] = _Reservation(now, cores, busy, cpu, actor)
+        known = self._processes.setdefault(proc, _Answer(now))
+        seconds, known.at, known.cores, known.actor = now - known.at, now, cores, actor
+        held = cores if actor else spent.cores
+        ran = known.take("busy", spent, seconds)
+        lent = known.take("lent", spent, ran)
+        fetching = known.take("fetching", spent, lent)
+        moving = known.take("moving", spent, ran - lent)
+        after = known.take("after", spent, math.inf)  # pickling is told when it has ended
+        cpu = known.take("cpu", spent, math.inf)
+        moving_cpu = known.take("moving_cpu", spent, cpu)
+        run = ran - lent - moving
+        on = min(run, cpu - moving_cpu)
+        if not held:
+            self._beside[WITHOUT_CORE] += cpu
+            return
+        self._beside[BEYOND] += cpu - moving_cpu - on
+        self._spent[ON_CPU] += held * on
+        self._spent[OFF_CPU] += held * (run - on)
+        self._spent[MOVING] += held * (moving + after)
+        self._used[actor] += held * (run + moving + after)
+        if actor:  # it keeps its cores
+            self._spent[BLOCKED] += held * (lent - fetching)
+            self._spent[MOVING] += held * fetching
+            self._used[actor] += held * lent
+        else:
+            self._restless = self._restless or lent > 0  # it may have lent them between two looks
+            self._lent += held * lent
+            self._lent_fetching += held * fetching
 
     def process_died(self, now: float, proc: bytes) -> None:
         """A process is gone; since its last answer it was not seen."""
         known = self._processes.pop(proc, None)
         if known is not None:
-            self._reserved[UNKNOWN] += known.cores * (now - known.at)
+            self._unseen[known.actor] += known.cores * (now - known.at)
 
-    def sample(self, now: float, free: float, lent: float, waiting: bool) -> None:
-        """Look at what is not reserved: half of the time since the last look was as it was then, half as it is now.
-
-        Args:
-            free: cores. lent: cores whose tasks are blocked in `get`. waiting: whether requests wait for resources.
-        """
-        seconds, self._sampled = now - self._sampled, now
-        before, self._seen = self._seen, (max(0.0, free), lent, waiting)
-        for free, lent, waiting in (before or self._seen, self._seen):
-            unused = min(free, lent)
-            self._free[BLOCKED] += unused * seconds / 2
-            self._free[QUEUED if waiting else FREE] += (free - unused) * seconds / 2
+    def look(self, now: float, node: NodeLook) -> bool:
+        """Look at the node: half of the time since the last look was as it was then, half as it is now, but that
+        requests have waited since they say so. Returns whether anything has changed, or may have in between."""
+        before, self._last = self._last, node
+        middle = (self._looked + now) / 2
+        began_to_wait = before.waiting is None and node.waiting is not None
+        for look, start, end in ((before, self._looked, middle), (node, middle, now)):
+            seconds, seen = end - start, self._seen
+            unused = min(look.free, look.lent)
+            seen["lent"] += look.lent * seconds
+            seen[_UNUSED] += unused * seconds
+            seen[_TASKS] += look.tasks * seconds
+            seen[_ACTORS] += look.actors * seconds
+            seen["bundles"] += look.bundles * seconds
+            seen["starting"] += look.starting * seconds
+            waited = seconds if look.waiting is not None else 0.0
+            if began_to_wait:
+                waited = end - min(max(node.waiting or 0.0, start), end)
+            seen[QUEUED] += (look.free - unused) * waited
+            seen[FREE] += (look.free - unused) * (seconds - waited)
+        self._looked = now
+        restless, self._restless = self._restless, False
+        return restless or began_to_wait or before._replace(waiting=None) != node._replace(waiting=None)
 
     def rows(self, now: float) -> dict[str, float]:
         """Seconds of core time by what they were; they add up to cores × the time since the start."""
-        reserved = dict(self._reserved)
+        unseen = dict(self._unseen)
         for known in self._processes.values():
-            reserved[UNKNOWN] += known.cores * (now - known.at)
-        whole, used = self._cores * (now - self._began), sum(reserved.values())
-        if used > whole:  # amounts that changed between two answers
-            return {name: seconds * whole / used for name, seconds in reserved.items()} | dict.fromkeys(self._free, 0.0)
-        seen = sum(self._free.values())
-        shares = {name: seconds / seen for name, seconds in self._free.items()} if seen else {**self._free, FREE: 1.0}
-        return reserved | {name: (whole - used) * share for name, share in shares.items()}
+            unseen[known.actor] += known.cores * (now - known.at)
+        seen, whole = self._seen, self._cores * (now - self._began)
+        # As far as nobody else has used them, lent cores are those of who waits.
+        unused = self._lent * (min(1.0, seen[_UNUSED] / seen["lent"]) if seen["lent"] else 1.0)
+        fetching = unused * self._lent_fetching / self._lent if self._lent else 0.0
+        exact = {**self._spent}
+        exact[BLOCKED] += unused - fetching
+        exact[MOVING] += fetching
+        used = sum(exact.values())
+        if used > whole:  # tasks that went on while others used the core that they had lent
+            exact = {name: seconds * whole / used for name, seconds in exact.items()}
+            used = whole
+        rest = {
+            BETWEEN: max(0.0, seen[_TASKS] - self._used[False] - unseen[False]),
+            ACTORS: max(0.0, seen[_ACTORS] - self._used[True] - unseen[True]) + seen["bundles"],
+            STARTING: seen["starting"],
+            QUEUED: seen[QUEUED],
+            FREE: seen[FREE],
+            UNKNOWN: sum(unseen.values()),
+        }
+        looked_at = sum(rest.values())
+        if not looked_at:
+            return {**exact, **rest, FREE: whole - used}
+        return exact | {name: seconds / looked_at * (whole - used) for name, seconds in rest.items()}
+
+    def beside(self, own: float) -> dict[str, float]:
+        """Seconds of CPU time that are not of tasks on their cores, by whose they are. own: of the raylet."""
+        return {**self._beside, OWN: own}

@@ -16,7 +16,9 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from hpcray.history.records import Ask, NewRecords, Running, Tasks, encode
+from hpcray.common.resources import UNIT
+from hpcray.history.records import Ask, NewRecords, ProcessTime, Running, Tasks, encode
+from hpcray.runtime.core_worker.context import object_time
 from hpcray.runtime.core_worker.core_worker import current
 from hpcray.runtime.core_worker.extensions import Extension, ExtensionProcess
 
@@ -29,6 +31,7 @@ _FAST = 10_000
 _MOST_ERRORS = 50
 _MOST_RUNNING = 1000
 """Running calls that are given at most: the ones that have run longest."""
+_RECENT = 200  # tasks that ended last, among which are those whose values are being stored
 _ERROR_TEXT = 2000  # characters at the beginning and at the end of an error's text
 
 _TIME, _FAILURE = itemgetter(3), itemgetter(4)
@@ -48,6 +51,7 @@ class ProcessHistory(Extension):
         self._since = 0.0
         self._last_error: Any = None
         self._shown: tuple[Any, ...] = ()
+        self._looked = 0.0
 
     def on_message(self, source: bytes, message: Any) -> None:
         """A raylet asks (lock held)."""
@@ -68,28 +72,38 @@ class ProcessHistory(Extension):
         if rows or errors:
             records.append(msgspec.Raw(encode(self._tasks(rows, errors))))
         if not work:
-            return NewRecords(
-                functions, said["partial"], len(rows), records, not (records or functions), -1.0, 0.0, 0.0
-            )
+            return NewRecords(functions, said["partial"], len(rows), records, not (records or functions), None, 0.0)
         running = nlargest(_MOST_RUNNING, said["calls"], itemgetter("seconds"))
         waits = len(self.process.table.pins.being_read)
-        shown = (tuple(call["task"] for call in running), said["queued"], waits)
+        made = self.process.task_counter
+        shown = (tuple(call["task"] for call in running), said["queued"], waits, said["lacking"], said["sent"], made)
+        now = time.time()
         if shown != self._shown:
             self._shown = shown
-            now = Running(
-                time.time(),
+            here = Running(
+                now,
                 self.process.me,
                 os.getpid(),
                 [(call["task"], call["name"], call["seconds"]) for call in running],
                 said["queued"],
                 waits,
+                said["lacking"],
+                said["sent"],
+                made,
+                self._looked,
             )
-            records.append(msgspec.Raw(encode(now)))
-        busy = sum(row[2] for row in said["functions"].values()) + sum(said["elapsed"].values())
-        quiet = not records and not functions
-        cpu = time.process_time()
+            records.append(msgspec.Raw(encode(here)))
+        self._looked = now
+        replies = ring.ended_last(_RECENT) if ring is not None else ()  # what they store is not of the calls any more
+        elapsed = sum(call["seconds"] for call in said["calls"] if call["task"] not in replies)
+        busy = sum(row[2] for row in said["functions"].values()) / 1e6 + elapsed
+        worker = current.worker
+        cores = worker.lease.resources.get("CPU", 0) / UNIT if worker is not None else 0.0
+        objects = object_time.so_far(self.process.reader.only_fetches)
+        spent = ProcessTime(busy, time.process_time(), *objects, cores=cores)
+        quiet = not records and not functions and not said["queued"] and not said["sent"]
         took = perf_counter() - began
-        return NewRecords(functions, said["partial"], len(rows), records, quiet, busy / 1e6, cpu, took)
+        return NewRecords(functions, said["partial"], len(rows), records, quiet, spent, took)
 
     def _new_errors(self, errors: list[Any]) -> list[tuple[bytes, str, str]]:
         new = []

@@ -92,8 +92,16 @@ class Tasks(Struct, array_like=True, tag=4):
 
 
 class Running(Struct, array_like=True, tag=5):
-    """The work of a process at a moment. running: task id, name, seconds. queued: tasks and calls of its own that have
-    not been sent, by name. waits: calls of `get` under way. Replaces the record before it."""
+    """The work of a process at a moment. Replaces the record before it.
+
+    Attributes:
+        running: task id, name, seconds.
+        queued: tasks and calls of its own that have not been sent, by name. lacking: those of them that wait for their
+            arguments. sent: those that were sent and have not been answered.
+        waits: calls of `get` under way.
+        made: number in the last id that it has made for a task or an object.
+        since: until when the record before was true; 0.0: not known.
+    """
 
     at: Time
     proc: bytes
@@ -101,6 +109,10 @@ class Running(Struct, array_like=True, tag=5):
     running: list[tuple[bytes, str, Amount]] = []
     queued: dict[str, Count] = {}
     waits: int = 0
+    lacking: dict[str, Count] = {}
+    sent: dict[str, Count] = {}
+    made: Count = 0
+    since: float = 0.0
 
 
 class Process(Struct, array_like=True, tag=6):
@@ -164,10 +176,12 @@ class Alive(Struct, array_like=True, tag=12):
 
 
 class CoreTime(Struct, array_like=True, tag=13):
-    """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.node_history`)."""
+    """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.node_history`). beside:
+    measured CPU time that is not the tasks' on their cores, by whose it is."""
 
     at: Time
     rows: dict[str, Amount]
+    beside: dict[str, Amount] = {}
 
 
 class Gap(Struct, array_like=True, tag=14):
@@ -201,19 +215,36 @@ class Ask(Struct, array_like=True, tag=0):
     work: bool = True
 
 
+class ProcessTime(Struct, array_like=True):
+    """Seconds of a process since its start.
+
+    Attributes:
+        busy: of tasks and calls, running ones included; of several at a time the sum. cpu: of CPU time.
+        moving, moving_cpu, after, lent, fetching: see `hpcray.runtime.core_worker.context.ObjectTime`.
+        cores: how many its tasks have now, or had last.
+    """
+
+    busy: float = 0.0
+    cpu: float = 0.0
+    moving: float = 0.0
+    moving_cpu: float = 0.0
+    after: float = 0.0
+    lent: float = 0.0
+    fetching: float = 0.0
+    cores: float = 0.0
+
+
 class NewRecords(Struct, array_like=True, tag=1):
     """p→r, answer to Ask. functions: rows that have changed, since the start of the process. partial: some runs were
-    not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new. busy:
-    seconds of tasks and calls since its start, running ones included; -1.0 without `work`. cpu:
-    seconds of CPU time since then. took: seconds that the answer took."""
+    not seen. seen: tasks that have ended since the last question. records: to be written. quiet: nothing is new. spent:
+    its time; None without `work`. took: seconds that the answer took."""
 
     functions: dict[str, FunctionRow]
     partial: bool
     seen: int
     records: list[msgspec.Raw]
     quiet: bool
-    busy: float
-    cpu: float
+    spent: ProcessTime | None
     took: float
 
 

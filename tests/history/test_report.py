@@ -15,7 +15,7 @@ from helpers.dashboards import Dashboard
 from hpcray.dashboard.report import report_page
 from hpcray.history.block_file import FIRST_LINE, pack
 from hpcray.history.job_history import JobHistory
-from hpcray.history.node_history import FREE, OFF_CPU, ON_CPU
+from hpcray.history.node_history import FREE, OFF_CPU, ON_CPU, WITHOUT_CORE
 from hpcray.history.outcome import outcome
 from hpcray.history.records import (
     Began,
@@ -70,7 +70,7 @@ def write_history(root: Path, nodes: int, workers: int, rows: int, text: str, ta
             records.append(Process(BEGAN + 99, b"%8d" % worker, worker, "worker", "gone", text, "SYSTEM_ERROR"))
         count = tasks // nodes
         records += [Figures(BEGAN + 10 * step, figures(step / 10)) for step in range(11)]
-        records += [CoreTime(BEGAN + 100, {ON_CPU: 300.0, OFF_CPU: 100.0, FREE: 400.0})]
+        records += [CoreTime(BEGAN + 100, {ON_CPU: 300.0, OFF_CPU: 100.0, FREE: 400.0}, {WITHOUT_CORE: 7.5})]
         records += [Functions(BEGAN + 100, {f"{text}.f{n}": [count, 1, 1000 * count, {30: count}] for n in range(20)})]
         records += [Line(BEGAN + n, "WARNING", text) for n in range(20)]
         records += [ClusterState(BEGAN, {b"%8d" % node: {"class_name": text, "state": "DEAD", "reason": text}})]
@@ -103,6 +103,7 @@ def test_nothing_of_the_job_is_markup(tmp_path: Path) -> None:
     assert not elements.found & {"script", "iframe", "img", "link", "object", "a", "form"}
     assert not {name for name in elements.attributes if name.startswith("on")}
     assert "&lt;script&gt;" in page
+    assert f"CPU time beside it, which is in none of these rows: {WITHOUT_CORE} 15 s." in page
 
 
 def test_redacted(tmp_path: Path) -> None:

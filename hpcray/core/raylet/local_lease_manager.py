@@ -122,6 +122,10 @@ class LocalLeaseManager:
             m.Undeliverable: lambda now, src, msg: self._holder_died(now, msg.proc),
         }
 
+    def waiting_since(self) -> float | None:
+        """Since when requests wait that are not served, as far as that is known; None: none does."""
+        return min((one.waiting_since for one in self._requests if one.unserved()), default=None)
+
     def start(self, now: float, run: int = 0) -> list[Effect]:
         """The node is up: fork the first workers and report to the GCS what is free. run: number of the job's run."""
         self.pool.begin_run(run)

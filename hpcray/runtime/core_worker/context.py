@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from threading import get_ident
+from time import clock_gettime, perf_counter, pthread_getcpuclockid, thread_time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from hpcray.common.config import Config
@@ -54,6 +56,97 @@ class BoundHandlers(dict[type, Handler]):
     def use(self, kind: type, handler: Handler) -> None:
         """Have another handler get the messages of a kind from now on."""
         self[kind] = handler
+
+
+# ------------------------------------------------------------ time spent on objects
+
+
+class ObjectTime:
+    """Seconds that the threads of this process spend on objects, for the account of core time (`hpcray.history`).
+
+    Only what is slow by its nature is timed: values in a node's store, and waits for which a worker lends its CPU. The
+    small values of messages are not.
+
+    Attributes:
+        moving: fetching, unpickling and storing within tasks and calls, but for the time for which the CPU was lent.
+        moving_cpu: the CPU time of it, and of `after`. after: storing what a task or call has returned.
+        lent: while the CPU was lent. fetching: the part of it in which all that was waited for existed already.
+    """
+
+    def __init__(self) -> None:
+        self.moving = self.moving_cpu = self.after = self.lent = self.fetching = 0.0
+        self._open: dict[int, tuple[float, float, float, bool]] = {}  # thread: time, CPU time, `lent`, for `after`
+        self._lent_at = self._stored_at = 0.0
+        self._fetches = False
+
+    def begin(self, call_ended: float = 0.0) -> bool:
+        """The calling thread moves objects from now on.
+
+        Args:
+            call_ended: since when it stores what a call has returned, by `perf_counter`; 0.0: it does not.
+
+        Returns:
+            False where it did before: `end` is not to be called.
+        """
+        thread = get_ident()
+        if thread in self._open:
+            return False
+        now, cpu = perf_counter(), thread_time()
+        if call_ended:  # pickled since then, or since another value was stored
+            call_ended = max(call_ended, self._stored_at)
+            cpu -= now - call_ended
+        self._open[thread] = (call_ended or now, cpu, self.lent, bool(call_ended))
+        return True
+
+    def end(self) -> None:
+        """The calling thread moves no objects any more."""
+        began, cpu, lent, after = self._open.pop(get_ident())
+        now = perf_counter()
+        seconds = now - began - (self.lent - lent)
+        self.moving_cpu += thread_time() - cpu
+        if after:
+            self.after += seconds
+            self._stored_at = now
+        else:
+            self.moving += seconds
+
+    def lend(self, fetches: bool) -> None:
+        """The CPU is lent from now on. fetches: what is waited for exists."""
+        self._lent_at, self._fetches = perf_counter(), fetches
+
+    def take_back(self) -> None:
+        """The CPU is lent no more."""
+        if self._lent_at:
+            self._settle(self._fetches)
+            self._lent_at = 0.0
+
+    def so_far(self, fetches: Callable[[], bool]) -> tuple[float, float, float, float, float]:
+        """`moving`, `moving_cpu`, `after`, `lent`, `fetching`, with what has not ended.
+
+        Args:
+            fetches: whether all that is waited for exists.
+        """
+        if self._lent_at:
+            self._settle(fetches())
+        moving, moving_cpu, after = self.moving, self.moving_cpu, self.after
+        for thread, (began, cpu, lent, is_after) in list(self._open.items()):
+            seconds = perf_counter() - began - (self.lent - lent)
+            moving_cpu += clock_gettime(pthread_getcpuclockid(thread)) - cpu
+            if is_after:
+                after += seconds
+            else:
+                moving += seconds
+        return moving, moving_cpu, after, self.lent, self.fetching
+
+    def _settle(self, fetches: bool) -> None:
+        now = perf_counter()
+        self.lent += now - self._lent_at
+        self.fetching += (now - self._lent_at) * (self._fetches + fetches) / 2
+        self._lent_at, self._fetches = now, fetches
+
+
+object_time = ObjectTime()
+"""The times of this process."""
 
 
 # ------------------------------------------------------------ context

@@ -9,6 +9,7 @@ import os
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from pickle import loads
 from sys import modules
 from typing import Any, ClassVar, NamedTuple
@@ -32,7 +33,7 @@ from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN, is_error
 from hpcray.protocol.serialization import deserialize, serialize_error
-from hpcray.runtime.core_worker.context import CoreWorkerContext, current
+from hpcray.runtime.core_worker.context import CoreWorkerContext, current, object_time
 from hpcray.runtime.core_worker.io_engine import monotonic, released
 from hpcray.runtime.core_worker.object_refs import LocalRefs, ObjectRef, defer_release, new_ref
 from hpcray.runtime.core_worker.threads import CallThread
@@ -50,6 +51,8 @@ _UNREADABLE = {
 _MANY_REFS = 8
 """Refs in a value from which on it is read with those that this process has."""
 _BLOBS = (bytes, memoryview)
+_IN_MESSAGES = {bytes}
+_MOST_LOOKED_AT = 1000  # objects that a thread waits for
 
 
 class _ValueRefs(NamedTuple):
@@ -264,14 +267,22 @@ class ObjectReader:
             raise
         return blobs
 
-    def _values(self, found: list[Any]) -> list[Any]:
+    def _values(self, found: list[Any], timed: bool = False) -> list[Any]:
         """The values of blobs; fewer where some are not there.
+
+        Args:
+            timed: none is a file, and the time is counted already where some are not of messages.
 
         Raises:
             The error that is one of them.
         """
-        if m.OnDisk in set(map(type, found)):
-            found = self._read_files(found)
+        if set(map(type, found)) != _IN_MESSAGES and not timed:
+            outermost = object_time.begin()
+            try:
+                return self._values(self._read_files(found), True)
+            finally:
+                if outermost:
+                    object_time.end()
         values: list[Any] = []
         error: BaseException | None = None
         try:
@@ -296,6 +307,15 @@ class ObjectReader:
             finally:
                 del error  # or its traceback, through this frame, keeps it and what the frames above hold
         return values
+
+    def only_fetches(self) -> bool:
+        """True if all objects that threads wait to read exist: they have to come here (lock held)."""
+        entries, waits = self._table.entries, self._table.pins.being_read
+        return bool(waits) and not any(
+            (entry := entries.get(oid)) is None or entry.state == PENDING
+            for oids in waits
+            for oid in islice(oids, _MOST_LOOKED_AT)
+        )
 
     def _await_local(self, oids: list[bytes], timeout: float | None, among: Sequence[bytes] = ()) -> None:
         """Wait for objects (lock held); not for long where another one of those that they are `among` is an error."""
@@ -423,7 +443,7 @@ class ObjectReader:
                 if ref.nodes:  # else it is made again just now: its owner will know
                     self._table.set_locations(ref.id, ref.size, ref.nodes)
                 held.append(new_ref(ref.id))
-        fetched = iter(self.get(held, None) if held else ())
+        fetched = iter(self._arguments(held) if held else ())
         values = []
         for blob in inline:
             value = deserialize(blob) if blob else next(fetched)
@@ -431,6 +451,14 @@ class ObjectReader:
                 raise raised_form(value)  # only constructors get here: a task with a failed argument is not sent
             values.append(value)
         return values
+
+    def _arguments(self, refs: list[ObjectRef[Any]]) -> list[Any]:
+        outermost = object_time.begin()
+        try:
+            return self.get(refs, None)
+        finally:
+            if outermost:
+                object_time.end()
 
 
 def unknown_ref(oid: bytes) -> RaySystemError:

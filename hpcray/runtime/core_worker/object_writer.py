@@ -12,7 +12,7 @@ from hpcray.common.ids import PUT_INDEX, TASK_BYTES, node_of, raylet_of
 from hpcray.core.core_worker.object_table import STORED, Waiter
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import Serialized
-from hpcray.runtime.core_worker.context import CoreWorkerContext, current
+from hpcray.runtime.core_worker.context import CoreWorkerContext, current, object_time
 from hpcray.runtime.core_worker.gcs_client import GcsClient
 from hpcray.runtime.core_worker.io_engine import monotonic
 from hpcray.runtime.core_worker.object_refs import ObjectRef, defer_release, new_ref
@@ -51,6 +51,14 @@ class ObjectWriter:
         Raises:
             ObjectStoreFullError, OutOfDiskError: there is no room, and none came. RaySystemError: another writes it.
         """
+        outermost = object_time.begin()
+        try:
+            return self._write(oid, blob, base)
+        finally:
+            if outermost:
+                object_time.end()
+
+    def _write(self, oid: bytes, blob: bytes | Serialized, base: int | None) -> tuple[int, int]:
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         if base is None:
             base = self.create(oid, size)

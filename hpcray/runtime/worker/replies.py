@@ -29,6 +29,7 @@ from hpcray.protocol.serialization import (
     serialize,
     serialize_error,
 )
+from hpcray.runtime.core_worker.context import object_time
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.object_writer import ObjectOccupied
 from hpcray.runtime.worker.context import WorkerContext
@@ -187,8 +188,14 @@ class Replies:
     def _task_error(self, error: BaseException, name: str, actor: tuple[str, str] | None, task: bytes) -> RayTaskError:
         return task_error(error, name, actor, f"ray::{self._worker.display_name(task, name)}")
 
-    def returned(self, src: bytes, task: bytes, index: int, blob: bytes | Serialized, refs: list[Any]) -> m.Returned:
-        """One return value as its owner `src` gets it; a large one is in the node's store then."""
+    def returned(
+        self, src: bytes, task: bytes, index: int, blob: bytes | Serialized, refs: list[Any], yielded: bool = False
+    ) -> m.Returned:
+        """One return value as its owner `src` gets it; a large one is in the node's store then.
+
+        Args:
+            yielded: the task that returns it goes on.
+        """
         contained = [ref._id for ref in refs] or None
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         value = b""
@@ -197,10 +204,14 @@ class Replies:
             value = blob.join() if isinstance(blob, Serialized) else blob
             size = 0
         else:
+            began = not yielded and object_time.begin(self.record.last if self.record is not None else 0.0)
             try:
                 self._process.writer.write(object_id, blob)
             except ObjectOccupied:  # it is made again, and its earlier form is still being read here: this one travels
                 value, size = blob.join() if isinstance(blob, Serialized) else blob, 0
+            finally:
+                if began:
+                    object_time.end()
         if refs or size:
             with self._engine.lock:
                 for ref in refs:
@@ -509,7 +520,8 @@ class _Sender:
             if self._transport:
                 extension = self._worker.process.extensions.of_transport(self._transport)
                 value = extension.outgoing_value(value, self._transport, self._task + return_index(index + 1))
-            item = self._yielding.replies.returned(self._src, self._task, index + 1, *serialize(value))
+            blob, refs = serialize(value)
+            item = self._yielding.replies.returned(self._src, self._task, index + 1, blob, refs, yielded=True)
         stats = StreamingGeneratorStats(perf_counter() - began)
         if item is not None:
             self._yielding.replies.send_now(self._src, m.StreamItem(self._task, index, item))

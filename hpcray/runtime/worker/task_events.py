@@ -6,6 +6,7 @@ import contextlib
 import inspect
 from bisect import bisect_right
 from collections import deque
+from itertools import islice
 from operator import itemgetter
 from typing import Any
 
@@ -55,6 +56,15 @@ class TaskEventBuffer:
     def first(self) -> float:
         """The end of the earliest one that is there, by `perf_counter`; 0.0 where there is none."""
         return self._ended[0][2] if self._ended else 0.0
+
+    @property
+    def last(self) -> float:
+        """The end of the last one, by `perf_counter`; 0.0 where there is none."""
+        return self._ended[-1][2] if self._ended else 0.0
+
+    def ended_last(self, most: int) -> set[bytes]:
+        """The ids of those that ended last."""
+        return {row[0] for row in islice(reversed(self._ended), most)}
 
     def since(self, end: float) -> list[tuple[Any, ...]]:
         """All that are there and have ended later than this, by `perf_counter`, the earliest end first."""

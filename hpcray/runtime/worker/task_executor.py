@@ -30,7 +30,7 @@ from hpcray.platform.session_directory import OWN_NAMESPACE
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import deserialize, serialize_error
 from hpcray.runtime.core_worker.arguments import NO_ARGS, QueuedArgumentPrefetcher, fill_slot
-from hpcray.runtime.core_worker.context import BEHIND_CHECK, Handler, HandlerTable, async_task
+from hpcray.runtime.core_worker.context import BEHIND_CHECK, Handler, HandlerTable, async_task, object_time
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.runtime.core_worker.io_engine import IoEngine, monotonic
 from hpcray.runtime.core_worker.object_reader import unreadable
@@ -172,14 +172,16 @@ class ResourceLoans:
         self._waits += 1
         return self._waits == 1
 
-    def lend(self) -> None:
-        """Others may use it."""
+    def lend(self, fetches: bool = False) -> None:
+        """Others may use it. fetches: what is waited for exists."""
+        object_time.lend(fetches)
         self._engine.send(self._raylet, m.Blocked())
 
     def end_wait(self) -> None:
         """A thread goes on: the worker needs its CPU, if it was the last one that waited."""
         self._waits -= 1
         if self._waits == 0:
+            object_time.take_back()
             self._engine.send(self._raylet, m.Unblocked())
             self._engine.flush()
 
@@ -695,7 +697,7 @@ class TaskExecutor:
             until = min(deadline or math.inf, monotonic() + BEHIND_CHECK) if makers else deadline
             if self._loans.begin_wait():
                 self.return_tasks(None, False)
-                self._loans.lend()
+                self._loans.lend(self.process.reader.only_fetches())
             try:
                 done = engine.wait(waiter, until)
             finally:
