@@ -119,7 +119,7 @@ class NodeHistory(NodeExtension):
         self._place = _Place(raylet)
         self._account: CoreTimeAccount | None = None
         self._account_at = 0.0
-        self._look_period = _SHORTEST_LOOK
+        self._look_period, self._look_due = _SHORTEST_LOOK, 0.0
 
     # ------------------------------------------------------------ events
 
@@ -292,11 +292,15 @@ class NodeHistory(NodeExtension):
     def _look_at_cores(self, now: float, always: bool = False) -> None:
         """Go on with the account of core time; write it where something has run."""
         assert self._account is not None
+        if not always and now < self._look_due:  # processes with many short tasks are asked more often
+            self._schedule(self._look_due)
+            return
         began = time.perf_counter()
         manager = self._raylet.lease_manager
         node = self._node_look(manager.resources, manager.waiting_since())
         used = node.tasks + node.actors
         changed = self._account.look(now, node)
+        self._look_due = now + _SHORTEST_LOOK
         if changed or node.lent or node.starting or node.waiting is not None:  # there is no word when that ends
             shortest = max(_SHORTEST_LOOK, (time.perf_counter() - began) / _LOOK_SHARE)
             self._look_period = shortest if changed else min(PERIOD, 1.5 * self._look_period)
