@@ -9,7 +9,7 @@ import shutil
 import stat
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from msgspec import structs
 
 from hpcray.cli import json_option, print_json
 from hpcray.cli.job_option import errors_as_messages
-from hpcray.common.config import Config, format_setting
+from hpcray.common.config import SIZES, Config, format_setting
 from hpcray.common.terminal_text import plain
 from hpcray.launch.launch_line import SrunSite, compose_step, has_mpich, protocol, try_srun
 from hpcray.platform.allocation import compress_nodes, read_allocation
@@ -128,9 +128,8 @@ def show(changed: bool, partition: str | None, as_json: bool) -> None:
     if as_json:
         print_json([structs.asdict(row) for row in shown])
         return
-    sizes = {field.name for field in fields(Config) if field.type == "Bytes"}
     cells = [
-        (row.name, format_setting(row.value) if row.name in sizes else _shown(row.value), row.source) for row in shown
+        (row.name, format_setting(row.value) if row.name in SIZES else _shown(row.value), row.source) for row in shown
     ]
     print_table(("name", "value", "source"), cells)
     for text in Config.unknown_variables(os.environ):

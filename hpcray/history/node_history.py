@@ -119,7 +119,7 @@ class NodeHistory(NodeExtension):
         self._place = _Place(raylet)
         self._account: CoreTimeAccount | None = None
         self._account_at = 0.0
-        self._look_period, self._look_due = _SHORTEST_LOOK, 0.0
+        self._look_period = _SHORTEST_LOOK
 
     # ------------------------------------------------------------ events
 
@@ -292,15 +292,14 @@ class NodeHistory(NodeExtension):
     def _look_at_cores(self, now: float, always: bool = False) -> None:
         """Go on with the account of core time; write it where something has run."""
         assert self._account is not None
-        if not always and now < self._look_due:  # processes with many short tasks are asked more often
-            self._schedule(self._look_due)
+        if not always and now < (due := self._account.looked_at + _SHORTEST_LOOK):
+            self._schedule(due)  # processes with many short tasks are asked more often
             return
         began = time.perf_counter()
         manager = self._raylet.lease_manager
         node = self._node_look(manager.resources, manager.waiting_since())
         used = node.tasks + node.actors
         changed = self._account.look(now, node)
-        self._look_due = now + _SHORTEST_LOOK
         if changed or node.lent or node.starting or node.waiting is not None:  # there is no word when that ends
             shortest = max(_SHORTEST_LOOK, (time.perf_counter() - began) / _LOOK_SHARE)
             self._look_period = shortest if changed else min(PERIOD, 1.5 * self._look_period)
@@ -616,6 +615,9 @@ class CoreTimeAccount:
 
     Args:
         now: monotonic time. cores: how many it has.
+
+    Attributes:
+        looked_at: the time of the last `look`, or of the start.
     """
 
     def __init__(self, now: float, cores: float) -> None:
@@ -625,7 +627,7 @@ class CoreTimeAccount:
         self._unseen = {False: 0.0, True: 0.0}
         self._beside = dict.fromkeys((WITHOUT_CORE, BEYOND), 0.0)
         self._lent = self._lent_fetching = 0.0
-        self._looked, self._last = now, NodeLook(cores)
+        self.looked_at, self._last = now, NodeLook(cores)
         self._seen = dict.fromkeys(("lent", _UNUSED, _TASKS, _ACTORS, "bundles", "starting", QUEUED, FREE), 0.0)
         self._processes: dict[bytes, _Answer] = {}
         self._restless = False
@@ -679,9 +681,9 @@ class CoreTimeAccount:
         """Look at the node: half of the time since the last look was as it was then, half as it is now, but that
         requests have waited since they say so. Returns whether anything has changed, or may have in between."""
         before, self._last = self._last, node
-        middle = (self._looked + now) / 2
+        middle = (self.looked_at + now) / 2
         began_to_wait = before.waiting is None and node.waiting is not None
-        for look, start, end in ((before, self._looked, middle), (node, middle, now)):
+        for look, start, end in ((before, self.looked_at, middle), (node, middle, now)):
             seconds, seen = end - start, self._seen
             unused = min(look.free, look.lent)
             seen["lent"] += look.lent * seconds
@@ -695,7 +697,7 @@ class CoreTimeAccount:
                 waited = end - min(max(node.waiting or 0.0, start), end)
             seen[QUEUED] += (look.free - unused) * waited
             seen[FREE] += (look.free - unused) * (seconds - waited)
-        self._looked = now
+        self.looked_at = now
         restless, self._restless = self._restless, False
         return restless or began_to_wait or before._replace(waiting=None) != node._replace(waiting=None)
 

@@ -297,7 +297,7 @@ def test_the_memory_command_prints_objects_and_holders():
     lines = list(show_stores(rows))
     assert "1 objects" in lines[0] and "1 smaller ones are not shown" in lines[1]
     lines = list(show_stores(process().diagnostics.list_stores(10, PATIENCE)))
-    assert any("524." in line and ref.hex() in line and "driver 0." in line for line in lines), lines
+    assert any("512.1 KiB" in line and ref.hex() in line and "driver 0." in line for line in lines), lines
     total = sum_stores(rows)
     assert (total["nodes"], total["objects"], total["capacity"]) == (1, 1, STORE)
     problem = [{"node": 0, "host": "h", "problem": "no answer within 3 s", "list": []}]

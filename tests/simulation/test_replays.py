@@ -45,7 +45,7 @@ def test_a_core_decides_right_what_it_once_decided_wrongly(file: Path) -> None:
 def test_every_method_of_a_core_that_takes_an_input_is_recorded() -> None:
     """A new method of a core is added to the inputs of `record_replay`, or to the queries here."""
     queries = {"available", "snapshot", "largest_objects", "check_invariants", "runs_tasks"}
-    queries |= {"evicts", "has_workers", "transfers"}
+    queries |= {"evicts", "has_workers", "transfers", "waiting_since"}
     # Of a head that took over from another one, or of a run that goes on from a journal:
     unrecorded = {"restore", "begin_run", "reconcile", "place_waiting"}
     for name, core in (("raylet", LocalLeaseManager), ("head", Gcs), ("store", ObjectStore)):
