@@ -68,12 +68,14 @@ class ObjectTime:
     small values of messages are not.
 
     Attributes:
+        counts: whether this process is a worker: others reserve no core, and take no notice.
         moving: fetching, unpickling and storing within tasks and calls, but for the time for which the CPU was lent.
         moving_cpu: the CPU time of it, and of `after`. after: storing what a task or call has returned.
         lent: while the CPU was lent. fetching: the part of it in which all that was waited for existed already.
     """
 
     def __init__(self) -> None:
+        self.counts = False
         self.moving = self.moving_cpu = self.after = self.lent = self.fetching = 0.0
         self._open: dict[int, tuple[float, float, float, bool]] = {}  # thread: time, CPU time, `lent`, for `after`
         self._lent_at = self._stored_at = 0.0
@@ -86,10 +88,10 @@ class ObjectTime:
             call_ended: since when it stores what a call has returned, by `perf_counter`; 0.0: it does not.
 
         Returns:
-            False where it did before: `end` is not to be called.
+            False where it did before, or nothing counts: `end` is not to be called.
         """
         thread = get_ident()
-        if thread in self._open:
+        if not self.counts or thread in self._open:
             return False
         now, cpu = perf_counter(), thread_time()
         if call_ended:  # pickled since then, or since another value was stored

@@ -276,13 +276,16 @@ class ObjectReader:
         Raises:
             The error that is one of them.
         """
-        if set(map(type, found)) != _IN_MESSAGES and not timed:
+        kinds = set(map(type, found))
+        if object_time.counts and not timed and kinds != _IN_MESSAGES:
             outermost = object_time.begin()
             try:
                 return self._values(self._read_files(found), True)
             finally:
                 if outermost:
                     object_time.end()
+        if m.OnDisk in kinds:
+            found = self._read_files(found)
         values: list[Any] = []
         error: BaseException | None = None
         try:

@@ -164,6 +164,7 @@ class ResourceLoans:
     """The CPU of a worker, which other processes may use while it waits. Lock held in all methods."""
 
     def __init__(self, engine: IoEngine, raylet: bytes) -> None:
+        object_time.counts = True
         self._engine, self._raylet = engine, raylet
         self._waits = 0
 
