@@ -507,17 +507,22 @@ class ClusterResources:
         self._groups_at.get(node, set()).discard(group)
         if not there:
             self._names.pop(group, None)
-        if state is not None and all(state.in_bundles.get(name) == state.total.get(name) for name in names):
-            # Nothing runs in them: what is placed next need not go elsewhere because a view is still on its way. Where
-            # the node has given them back by now, they are free already.
-            freed = plain({name: state.total[name] for name in names if name_in(group, ANY, "") in name})
-            add(state.available, freed)
-            for name in freed:
-                state.available[name] = min(state.available[name], state.units_of(name))
-            self._changes.add(node)
-        for figures in (state.total, state.in_bundles) if state is not None else ():
+        if state is not None:
+            total, in_bundles, free = state.total, state.in_bundles, state.available
             for name in names:
-                figures.pop(name, None)
+                if in_bundles.get(name) != total.get(name):
+                    break
+            else:
+                # Nothing runs in them: what is placed next need not go elsewhere because a view is still on its way.
+                # Where the node has given them back by now, they are free already.
+                suffix = name_in(group, ANY, "")
+                for name in names:
+                    if name.endswith(suffix) and (inside := name.removesuffix(suffix)) != SLOTS:
+                        free[inside] = min(free.get(inside, 0) + total[name], state.units_of(inside))
+                self._changes.add(node)
+            for name in names:
+                total.pop(name, None)
+                in_bundles.pop(name, None)
         self._group_changed(group)
 
     def groups_at(self, node: int) -> set[str]:
