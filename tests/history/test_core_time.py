@@ -232,6 +232,8 @@ def test_time_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
         clock["cpu"] += cpu
 
     spent = context.ObjectTime()
+    assert not spent.begin(), "in a driver nothing is timed"
+    spent.counts = True
     assert spent.begin() and not spent.begin()
     passes(1.0, 0.25)
     spent.lend(True)
