@@ -26,6 +26,7 @@ from hpcray.core.gcs.gcs import Gcs
 from hpcray.core.gcs.placement_group_manager import Demand
 from hpcray.protocol import messages as m
 from hpcray.runtime.node.join_token import join_token_path, write_join_token
+from hpcray.runtime.node.node_features import OpenJob
 from hpcray.runtime.raylet.raylet import Raylet
 
 PERIOD = 1.0
@@ -52,7 +53,7 @@ class AutoscalerRunner:
         head: Gcs,
         session: str,
         fresh: bool,
-        open_job: Callable[[bool, str, Callable[[bytes, str], None]], None],
+        open_job: OpenJob,
         leads: Callable[[], bool],
         ends: Callable[[], bool],
     ) -> None:

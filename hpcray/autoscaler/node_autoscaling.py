@@ -9,13 +9,13 @@ from hpcray.common.ids import HEAD, node_of
 from hpcray.core.gcs.gcs import Gcs
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import WORKER
+from hpcray.runtime.node.node_features import OpenJob
 from hpcray.runtime.raylet.raylet import Raylet
 
 if TYPE_CHECKING:
     from hpcray.autoscaler.autoscaler_runner import AutoscalerRunner
 
 _LOOK_INTERVAL, _LOOK_TIMEOUT = 0.05, 5.0
-_NOTHING: tuple[()] = ()
 
 
 class NodeAutoscaling:
@@ -29,7 +29,7 @@ class NodeAutoscaling:
     def __init__(
         self,
         raylet: Raylet,
-        open_job: Callable[[bool, str, Callable[[bytes, str], None]], None],
+        open_job: OpenJob,
         leads: Callable[[], bool],
         ends: Callable[[], bool],
     ) -> None:
@@ -53,7 +53,7 @@ class NodeAutoscaling:
         """A node that was asked to leave is of use."""
         if self._runner is not None:
             self._runner.node_occupied(now, node_of(src))
-        return _NOTHING
+        return ()
 
     def on_leave_idle(self, now: float, src: bytes, msg: m.LeaveIdle) -> Iterable[Any]:
         """Let the idle workers exit; when all have, nothing is lost with this node."""

@@ -257,7 +257,7 @@ class NodeHistory(NodeExtension):
                     self._due[proc] = (now + period, period)  # it has said all when it ran nothing
                 else:
                     self._ask(proc, now >= self._work_due.get(proc, 0.0))
-                    self._due[proc] = (now + period, period)  # where no answer comes
+                    self._due[proc] = (now + max(PERIOD, period), period)  # where no answer comes
             following = min(following, self._due[proc][0])
         self._look_at_node(now)
         self._look_at_cores(now)

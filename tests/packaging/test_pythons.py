@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.documents import blocks
-from helpers.jobs import ROOT
-from test_recipes import check, project
+from test_recipes import project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 VERSIONS = [line.rpartition(" ")[2] for line in project()["project"]["classifiers"] if ":: 3." in line]
@@ -28,14 +27,6 @@ def interpreter(version: str) -> str:
         if subprocess.run([path, "-c", code], capture_output=True).returncode == 0:
             return str(path)
     pytest.skip(f"no Python {version} here")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    check(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT)
-    (found,) = out.iterdir()
-    return found
 
 
 @pytest.mark.parametrize("version", [version for version in VERSIONS if version != HERE])

@@ -9,18 +9,9 @@ from pathlib import Path
 
 import pytest
 from helpers.documents import blocks
-from helpers.jobs import ROOT
 from test_recipes import check, tool
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("wheel")
-    check(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", out, ROOT)
-    (found,) = out.iterdir()
-    return found
 
 
 def test_uvx_runs_the_commands_and_a_tool_runs_programs(

@@ -39,10 +39,9 @@ class Autoscaling(Protocol):
         """A node that was asked to leave is of use."""
 
 
-MakeAutoscaling = Callable[
-    [Raylet, Callable[[bool, str, Callable[[bytes, str], None]], None], Callable[[], bool], Callable[[], bool]],
-    Autoscaling,
-]
+OpenJob = Callable[[bool, str, Callable[[bytes, str], None]], None]
+"""Opens the job for further nodes: `JoinAcceptor.open_job`."""
+MakeAutoscaling = Callable[[Raylet, OpenJob, Callable[[], bool], Callable[[], bool]], Autoscaling]
 """Called with the raylet, and with functions that open the job for further nodes, that return whether this raylet is
 the head, and that return whether the job is about to end."""
 

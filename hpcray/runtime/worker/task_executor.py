@@ -164,7 +164,6 @@ class ResourceLoans:
     """The CPU of a worker, which other processes may use while it waits. Lock held in all methods."""
 
     def __init__(self, engine: IoEngine, raylet: bytes) -> None:
-        object_time.counts = True
         self._engine, self._raylet = engine, raylet
         self._waits = 0
 
@@ -230,6 +229,7 @@ class TaskExecutor:
     """
 
     def __init__(self, process: CoreWorker, environment: WorkerEnvironment) -> None:
+        object_time.counts = True
         self.process = process
         self.engine = process.engine
         self.end = WorkerEnd()
