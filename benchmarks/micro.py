@@ -2,19 +2,28 @@
 
     python benchmarks/micro.py
     python benchmarks/micro.py --engine both --ray-python /path/to/python --json table.json
+    python benchmarks/micro.py --against /path/to/python
     hpcray-launch -n 2 benchmarks/micro.py --rows cross-node
 
 Latency rows give the median of all single calls, the other rows the median of five windows. With `both` the engines run
 in processes of their own, one after the other, in `--rounds` turns; each row's figure is its median over the turns.
+
+`--against` compares with another version of hpcray, that of the other interpreter, whose session runs twice beside ours.
+The three measure a row in turn, in windows of `--seconds` / 10 and in random order, so that what else the machine does
+meets all of them. The ratio of ours is the median of windows with the same number; the spread, of which the middle half
+is shown, is that of the other version against itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
+import math
 import os
 import platform
+import random
 import re
 import statistics
 import subprocess
@@ -138,6 +147,86 @@ def _run_child(engine: str, python: str, options: argparse.Namespace) -> list[Re
     return results
 
 
+class _Version:
+    """A session of one version of hpcray in a process of its own, which measures windows when it is asked."""
+
+    def __init__(self, python: str, options: argparse.Namespace) -> None:
+        command = [python, __file__, "--windows", "--rows", options.rows, "--clients", str(options.clients)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.rows: dict[str, str] = self.ask("rows")
+        """Unit of each row, by name."""
+
+    def ask(self, command: str, argument: Any = None) -> Any:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        print(json.dumps([command, argument]), file=self._process.stdin, flush=True)
+        return json.loads(self._process.stdout.readline())
+
+    def end(self) -> None:
+        self.ask("end")
+        self._process.wait()
+
+
+def serve_windows(options: argparse.Namespace) -> None:
+    """The other side of `_Version`: commands on stdin, answers on stdout, a line each; what else is printed goes to
+    stderr."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    import hpcray as ray
+    from micro_rows import all_rows
+
+    ray.init()
+    rows = {row.name: row for row in all_rows(ray, options.clients, 800_000_000, None)}
+    wanted = re.compile(options.rows)
+    with contextlib.ExitStack() as stack:
+        for line in sys.stdin:
+            command, argument = json.loads(line)
+            answer: Any = None
+            if command == "rows":
+                answer = {row.name: row.unit for row in rows.values() if wanted.search(row.name)}
+            elif command == "prepare":
+                row = rows[argument]
+                call = stack.enter_context(row.prepared())
+                _repeat(call, 1.0)
+            elif command == "window":
+                samples = _repeat(call, argument)
+                spent = statistics.median(samples) if row.unit == "us" else sum(samples) / len(samples)
+                answer = row.amount / spent
+            elif command == "clean":
+                stack.close()
+            print(json.dumps(answer), file=answers)
+            if command == "end":
+                break
+    ray.shutdown()
+
+
+def run_against(options: argparse.Namespace) -> dict[str, list[Result]]:
+    """The rows of this version beside those of another, as ratios of their rates (see the module)."""
+    ours, first, second = (_Version(python, options) for python in (sys.executable, *[options.against] * 2))
+    versions = (ours, first, second)
+    results = []
+    for name, unit in ours.rows.items():
+        for version in versions:
+            version.ask("prepare", name)
+        rates: dict[_Version, list[float]] = {version: [] for version in versions}
+        for _ in range(options.rounds):
+            for version in random.sample(versions, len(versions)):
+                rates[version].append(version.ask("window", options.seconds / 10))
+        for version in versions:
+            version.ask("clean")
+        ratios = [new / math.sqrt(a * b) for new, a, b in zip(*rates.values(), strict=True)]
+        itself = [ratio for a, b in zip(rates[first], rates[second], strict=True) for ratio in (a / b, b / a)]
+        row = {"name": name, "unit": unit, "value": statistics.median(ratios), "samples": options.rounds}
+        row |= {"low": _quantile(itself, 0.25), "high": _quantile(itself, 0.75)}
+        verdict = "  slower" if row["value"] < row["low"] else "  faster" if row["value"] > row["high"] else ""
+        print(f"{name:<46} {row['value']:>6.3f}   itself {row['low']:.3f} to {row['high']:.3f}{verdict}", flush=True)
+        results.append(row)
+    for version in versions:
+        version.end()
+    mean = math.exp(statistics.mean(math.log(row["value"]) for row in results))
+    print(f"{'geometric mean':<46} {mean:>6.3f}")
+    return {"ratio": results}
+
+
 def _median_of(rows: tuple[Result, ...]) -> Result:
     return {
         **rows[0],
@@ -189,22 +278,30 @@ def main() -> None:
     add = parser.add_argument
     add("--engine", choices=["hpcray", "ray", "both"], default="hpcray")
     add("--ray-python", default="", metavar="PATH", help="interpreter that has Ray (default: this one)")
+    add("--against", default="", metavar="PATH", help="interpreter of another version of hpcray to compare with")
+    add("--windows", action="store_true", help=argparse.SUPPRESS)
     add("--rows", default="", metavar="REGEX", help="only rows whose name matches")
     add("--seconds", type=float, default=2.0, help="measuring time of a row (default 2)")
-    add("--rounds", type=int, default=3, help="turns of each engine with --engine both (default 3)")
+    add("--rounds", type=int, help="turns with --engine both (default 3), windows with --against (default 15)")
     add("--clients", type=int, default=max(2, (os.cpu_count() or 2) // 2), help="clients in the rows that have several")
     add("--json", metavar="OUT", help="write all figures to this file")
     options = parser.parse_args()
+    options.rounds = options.rounds or (15 if options.against else 3)
     if options.engine != "hpcray" and "HPCRAY_ADDRESS" in os.environ:
         parser.error("under hpcray-launch only hpcray can be measured; hint: leave --engine out")
 
-    if options.engine == "both":
+    if options.windows:
+        return serve_windows(options)
+    if options.against:
+        rows = run_against(options)
+    elif options.engine == "both":
         rows = run_both(options)
         print_table(rows)
     else:
         rows = {options.engine: run_engine(options.engine, options)}
-    for engine, results in rows.items():
-        print_put_ratio(engine, results)
+    if not options.against:
+        for engine, results in rows.items():
+            print_put_ratio(engine, results)
     if options.json:
         machine = {
             "cpus": os.cpu_count(),

@@ -180,8 +180,8 @@ class ObjectTable:
             entry = entries.get(oid)
             if entry is None:
                 continue
-            entry.local -= 1
-            if entry.local > 0:
+            local = entry.local = entry.local - 1
+            if local > 0:
                 continue
             if (
                 entry.state == INLINE and oid not in has_side_records and oid.startswith(me)
