@@ -8,8 +8,8 @@
 Latency rows give the median of all single calls, the other rows the median of five windows. With `both` the engines run
 in processes of their own, one after the other, in `--rounds` turns; each row's figure is its median over the turns.
 
-`--against` compares with another version of hpcray, that of the other interpreter, whose session runs twice beside ours.
-The three measure a row in turn, in windows of `--seconds` / 10 and in random order, so that what else the machine does
+`--against` compares with another version of hpcray, that of the other interpreter, with two sessions beside ours. The
+three measure a row in turn, in windows of `--seconds` / 10 and in random order, so that what else the machine does
 meets all of them. The ratio of ours is the median of windows with the same number; the spread, of which the middle half
 is shown, is that of the other version against itself.
 """
@@ -171,8 +171,9 @@ def serve_windows(options: argparse.Namespace) -> None:
     stderr."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    import hpcray as ray
     from micro_rows import all_rows
+
+    import hpcray as ray
 
     ray.init()
     rows = {row.name: row for row in all_rows(ray, options.clients, 800_000_000, None)}
@@ -291,7 +292,8 @@ def main() -> None:
         parser.error("under hpcray-launch only hpcray can be measured; hint: leave --engine out")
 
     if options.windows:
-        return serve_windows(options)
+        serve_windows(options)
+        return
     if options.against:
         rows = run_against(options)
     elif options.engine == "both":

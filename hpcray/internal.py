@@ -103,7 +103,7 @@ def create(shape: int | Sequence[int], dtype: Any = "uint8", order: str = "C") -
     if size > _MAX_BYTES:
         raise ValueError(f"an array of shape {lengths} and dtype {kind} is too big: {size} bytes")
     process = current.process or require_session()
-    return Buffer(ObjectBuffer(process, process.writer, lengths, kind, order))
+    return Buffer(ObjectBuffer(process, process.stores.writer, lengths, kind, order))
 
 
 def free(object_refs: ObjectRef[Any] | Sequence[ObjectRef[Any]], local_only: bool = False) -> None:

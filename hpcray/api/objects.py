@@ -94,8 +94,7 @@ def get(
         if not process.local.reading:
             return _get_with(process, object_refs, timeout, _use_object_store)
     if isinstance(object_refs, ObjectRef):
-        get_one = process.get_one  # a name of its own: CPython finds an instance's attribute faster than a method there
-        return get_one(object_refs, timeout)
+        return process.reader.get_one(object_refs, timeout)
     if not isinstance(object_refs, list):
         if isinstance(object_refs, ObjectRefGenerator):
             return object_refs
@@ -117,7 +116,7 @@ def get(
                     f"Attempting to call `get` on the value {ref!r}, which is not an ray.ObjectRef."
                     f"{process.diagnostics.hint(ref)}"
                 )
-    return process.get(refs, timeout) if refs else []
+    return process.reader.get(refs, timeout) if refs else []
 
 
 def _get_with(process: CoreWorker, object_refs: Any, timeout: float | None, copies: bool) -> Any:
@@ -190,7 +189,7 @@ def put(value: T, *, replicas: int = 1, _owner: Any = None, _tensor_transport: s
     else:
         ref = process.put(value)
     if replicas > 1:
-        process.replicator.replicate(ref, replicas)
+        process.stores.replicator.replicate(ref, replicas)
     return ref
 
 
@@ -263,7 +262,7 @@ def wait(
             "num_returns cannot be greater than the number of ray_waitables provided to ray.wait: "
             f"{num_returns} > {len(refs)}."
         )
-    return process.wait(refs, num_returns, timeout, fetch_local)
+    return process.waits.wait(refs, num_returns, timeout, fetch_local)
 
 
 def _wait_for_next(

@@ -167,7 +167,7 @@ def placement_group(
     process = require_session()
     with process.engine.lock:
         ident = PlacementGroupID(process.next_task_id())
-    namespace = process.job.namespace if process.job else ""
+    namespace = process.membership.job.namespace if process.membership.job else ""
     spec = m.GroupSpec(
         bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors,
         _soft_target_node_id or "", same,
@@ -216,10 +216,9 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
     if not placement_group_name:
         raise ValueError("Please supply a non-empty value to get_placement_group")
     process = require_session()
+    job = process.membership.job
     try:
-        row = process.gcs.call(
-            "placement_group", b"", placement_group_name, process.job.namespace if process.job else ""
-        )
+        row = process.gcs.call("placement_group", b"", placement_group_name, job.namespace if job else "")
     except ValueError:
         raise ValueError(f"Failed to look up placement group with name: {placement_group_name}") from None
     return PlacementGroup(PlacementGroupID(row["group"]), row["bundles"])

@@ -424,7 +424,7 @@ def worker_logs(
     """
     with job(address) as process:
         if not node_ip and not node_id and not of["actor_id"] and not of["task_id"]:
-            node_id = process.node_id
+            node_id = process.membership.node_id
         reader = LogReader(process, timeout)
         try:
             named = any((of["actor_id"], of["task_id"], of["pid"], of["submission_id"]))

@@ -263,7 +263,7 @@ class WorkerDebugger(pdb.Pdb):
 
     def _list(self, frame: FrameType) -> None:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        worker, process = current.worker, self._process
+        worker, process, membership = current.worker, self._process, self._process.membership
         task = async_task.get() or process.local.task
         name = worker.running_name(task) if worker is not None and task is not None else ""
         actor = worker.actor.spec.actor.hex() if worker is not None and worker.actor is not None else ""
@@ -271,8 +271,9 @@ class WorkerDebugger(pdb.Pdb):
             "proctitle": f"ray::{name}" if name else threading.current_thread().name, "name": name,
             "pdb_address": f"{process.me.hex()}/{self.token}", "filename": file, "lineno": line,
             "traceback": self._error or "NoneType: None\n", "timestamp": time.time(),
-            "job_id": process.job.job_id if process.job is not None else "", "node": process.node, "pid": os.getpid(),
-            "node_id": process.node_id, "worker_id": process.me.hex(), "actor_id": actor, "task_id": self._task.hex(),
+            "job_id": membership.job.job_id if membership.job is not None else "", "node": process.node,
+            "pid": os.getpid(), "node_id": membership.node_id, "worker_id": process.me.hex(), "actor_id": actor,
+            "task_id": self._task.hex(),
         }  # fmt: skip
         self._listed = True
         process.gcs.call("kv_put", (KEY + self.token).encode(), json.dumps(said).encode(), True, NAMESPACE)

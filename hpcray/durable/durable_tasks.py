@@ -134,7 +134,7 @@ class DurableTasks(Extension):
     def __init__(self, process: Any) -> None:
         super().__init__(process)
         config = process.config
-        node = f"{process.node_id.hex() if isinstance(process.node_id, bytes) else process.node_id}"[:24]
+        node = process.membership.node_id[:24]
         self.found = self.computed = 0
         self._found: dict[str, int] = {}
         self.io: ResultIo = ResultIo(
@@ -149,7 +149,7 @@ class DurableTasks(Extension):
         self._looked = time.monotonic()
         self._random = random.Random()
         self._owner = b""
-        if process.kind == "worker":
+        if process.membership.kind == "worker":
             process.exit_listeners.insert(0, lambda code: self.io.close())
 
     def on_message(self, source: bytes, message: Trouble) -> None:
@@ -164,7 +164,7 @@ class DurableTasks(Extension):
     def report(self, about: str, text: str) -> None:
         """Have the submitter of the task that runs here print a line (lock not held)."""
         task = self.process.local.task
-        if task is None or self.process.kind != "worker":
+        if task is None or self.process.membership.kind != "worker":
             self.tell(about, text)
             return
         if about not in self._told:
@@ -175,7 +175,7 @@ class DurableTasks(Extension):
 
     def _complain(self, why: str) -> None:
         text = f"durable results are off: {why}. The job goes on without them; hint: HPCRAY_DURABLE_DIR"
-        if self.process.kind == "worker":
+        if self.process.membership.kind == "worker":
             self.process.engine.call_soon(lambda: self._complain_to_owner(text))
         else:
             self.tell("off", text)
@@ -230,7 +230,7 @@ class DurableTasks(Extension):
     def _content_of(self, ref: ObjectRef[Any]) -> bytes:
         content = self._contents.get(ref._id)
         if content is None:
-            content = Canonical(self.content_key).digest_of(self.process.get([ref], None)[0])
+            content = Canonical(self.content_key).digest_of(self.process.reader.get([ref], None)[0])
             _bounded(self._contents)[ref._id] = content
         return content
 
@@ -257,7 +257,7 @@ class DurableTasks(Extension):
             if store is None:
                 return None
             self._looked = time.monotonic()
-            if (limit := self.process.config.durable_size) and self.process.kind != "worker":
+            if (limit := self.process.config.durable_size) and self.process.membership.kind != "worker":
                 io.post(lambda store: store.shrink(limit))
         place = store.find(key)
         if place is None:

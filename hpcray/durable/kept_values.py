@@ -121,7 +121,7 @@ class _KeptPickler(Pickler):
     def _value_of(self, ref: Any) -> Any:
         kept = self._kept
         try:
-            inner = KeptValue(require_context().get([ref], None)[0])
+            inner = KeptValue(require_context().reader.get([ref], None)[0])
         except NotKeptError:
             raise
         except Exception as error:
@@ -194,7 +194,7 @@ def is_current(meta: Meta, known: dict[tuple[str, str], tuple[Any, bytes]]) -> b
 def values_digest(values: Sequence[Any]) -> bytes:
     """A digest of the canonical form of values, which shows if two runs had the same result."""
     try:
-        return Canonical(lambda ref: Canonical().digest_of(require_context().get([ref], None)[0])).digest_of(
+        return Canonical(lambda ref: Canonical().digest_of(require_context().reader.get([ref], None)[0])).digest_of(
             list(values)
         )
     except NoCanonicalFormError as error:

@@ -109,7 +109,7 @@ def set_target_for_ref(ref: ObjectRef[Any], target: Sequence[Any]) -> None:
 
     A tensor of another process is copied once, from the object store or the memory of a device. The targets may be on
     any device, and are not kept alive: when one is gone, `get` makes new tensors. A later call for the same ref
-    replaces them. Arguments of tasks, `await` and futures do not look at them.
+    replaces them. Arguments of tasks do not look at them.
 
     Args:
         ref: of a value with `tensor_transport`. `get` raises a ValueError if it is of another one.
@@ -124,7 +124,7 @@ def set_target_for_ref(ref: ObjectRef[Any], target: Sequence[Any]) -> None:
     for each in targets:
         if torch is None or not isinstance(each, torch.Tensor):
             raise TypeError(f"set_target_for_ref() takes a list of torch.Tensor, and it has a {type(each).__name__}")
-    _targets(ref).set(ref, targets)
+    _set_target(ref, targets)
 
 
 def set_target_device_for_ref(ref: ObjectRef[Any], target_device: str) -> None:
@@ -137,15 +137,15 @@ def set_target_device_for_ref(ref: ObjectRef[Any], target_device: str) -> None:
     """
     import torch
 
-    _targets(ref).set(ref, None, str(torch.device(target_device)))
+    _set_target(ref, None, str(torch.device(target_device)))
 
 
-def _targets(ref: ObjectRef[Any]) -> Any:
+def _set_target(ref: ObjectRef[Any], buffers: Sequence[Any] | None, device: str = "") -> None:
     from hpcray.tensors.read_targets import ReadTargets  # few programs use it
 
     if not isinstance(ref, ObjectRef):
         raise TypeError(f"{ref!r} is no ObjectRef")
-    return ReadTargets.of(require_session())
+    ReadTargets.of(require_session()).set(ref, buffers, device)
 
 
 def register_nixl_memory(tensor: Any) -> None:

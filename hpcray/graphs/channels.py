@@ -171,7 +171,7 @@ class FarReader:
             found = _load(msg.blob)
             if not msg.stored or isinstance(found, Failed):
                 return found
-            return self._process.get_one(found, None)
+            return self._process.reader.get_one(found, None)
         except Exception as error:  # unpickling runs user code
             return Failed(error)
 

@@ -57,7 +57,7 @@ class GraphLife:
             self._undo()
             raise
         for loop in self.loops:
-            process.when_available(loop, lambda value, error, loop=loop: self._loop_ended(loop))  # type: ignore[misc]
+            process.reader.when_available(loop, lambda value, error, loop=loop: self._loop_ended(loop))  # type: ignore[misc]
 
     def _call(self, actor: int, group: str, function: Any, *args: Any) -> Any:
         method = self.plan.actors[actor].__ray_call__
@@ -67,7 +67,7 @@ class GraphLife:
     def _start(self, slots: int, capacity: int) -> PartyChannels:
         process, plan = self.process, self.plan
         joining = [self._call(actor, "", join_graph, self.ident, process.me) for actor in range(len(plan.actors))]
-        self._parties = dict(enumerate(process.get(joining, None)))
+        self._parties = dict(enumerate(process.reader.get(joining, None)))
         self._parties[DRIVER] = Party(process.me, process.node, os.getpid())
         wiring = wire(plan, self._parties, slots, capacity)
         shapes = {party: wiring.shapes.get(where.node, []) for party, where in self._parties.items()}
@@ -79,7 +79,7 @@ class GraphLife:
                 self._memory = ChannelMemory.create(shapes[party], process.config.spin)
                 places[where.node] = self._memory.file.place
             else:
-                places[where.node] = process.get_one(
+                places[where.node] = process.reader.get_one(
                     self._call(party, "", make_memory, self.ident, shapes[party]), None
                 )
         for actor, tasks in enumerate(plan.tasks):
@@ -135,7 +135,7 @@ class GraphLife:
             return
         deadline = time.monotonic() + timeout
         for actor, loop in zip(self.plan.actors, self.loops, strict=True):
-            ready, _ = process.wait([loop], 1, max(0.0, deadline - time.monotonic()), False)
+            ready, _ = process.waits.wait([loop], 1, max(0.0, deadline - time.monotonic()), False)
             if not ready:
                 logger.warning(
                     "Compiled DAG actor %s is still running %ss after teardown().%s",
@@ -151,7 +151,7 @@ class GraphLife:
     def raise_reason(self) -> None:
         """Raise what ended the graph: the death of an actor, or a teardown."""
         if self._failed is not None and not self.process.engine.closed:
-            self.process.get_one(self._failed, None)
+            self.process.reader.get_one(self._failed, None)
         raise RayChannelError("Channel closed.")
 
     def raise_closed(self) -> None:

@@ -384,7 +384,8 @@ class StillnessWatch:
         reason = [head, *(f"  {plain_line(line)}" for line in self._reason(look))]
         everything = _stack_lines(query)
         stays = bool(process.config.log_dir)
-        path = os.path.join(os.path.realpath(logs_directory(process.session_dir)), _FILE)  # where it stays, if it does
+        place = logs_directory(process.membership.session_dir)
+        path = os.path.join(os.path.realpath(place), _FILE)  # where it stays, if it does
         text = "\n".join([*reason[:_MOST_LINES], *_keep_stacks(path, reason, everything, stays), ""])
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), m.EndReason("hang", "\n".join(reason)))
@@ -392,7 +393,7 @@ class StillnessWatch:
         speaker = threading.Thread(target=_say, args=(text,), name="hpcray-hangs-last", daemon=True)
         speaker.start()
         speaker.join(_FLUSH_TIME)  # another thread may hold the lock of the stream for ever
-        if process.kind != ATTACHED:
+        if process.membership.kind != ATTACHED:
             with process.engine.lock:
                 process.engine.send(raylet_of(process.node), m.Exit(code))
                 process.engine.flush()
@@ -479,9 +480,9 @@ def watch_for_hangs(process: CoreWorker) -> None:
 
 
 def _is_the_program(process: CoreWorker) -> bool:
-    job: Any = process.job
-    if job is None or not process.is_driver or job.job_id != _FIRST_JOB:
+    job: Any = process.membership.job
+    if job is None or not process.membership.is_driver or job.job_id != _FIRST_JOB:
         return False
-    if process.kind != ATTACHED:
+    if process.membership.kind != ATTACHED:
         return True
-    return read_session(process.session_dir).pid in ancestors(os.getpid())
+    return read_session(process.membership.session_dir).pid in ancestors(os.getpid())

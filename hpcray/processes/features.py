@@ -57,7 +57,7 @@ def _registered_memory() -> type[Extension]:
     return MemoryRegistrations
 
 
-def _transport_memory(process: CoreWorkerContext, content: Any) -> AbstractContextManager[Any]:
+def _transport_memory(process: Any, content: Any) -> AbstractContextManager[Any]:
     from hpcray.tensors.registered_memory import transfer_memory
 
     return transfer_memory(process, content)

@@ -96,7 +96,7 @@ class RuntimeEnvs:
     @property
     def _preloads(self) -> bool:
         """Return True if fork servers import modules ahead of workers: these may have read any variable."""
-        job = self._process.job
+        job = self._process.membership.job
         return bool(self._process.config.preload or (job is not None and job.preload))
 
     def merged(self, env: Mapping[str, Any] | None) -> Fields:
@@ -163,8 +163,8 @@ class RuntimeEnvs:
         if "hash" in package and package["hash"] not in self._here:
             self._here.add(package["hash"])
             ref: ObjectRef[Any] = ObjectRef(bytes.fromhex(package["object"]))
-            fetch = lambda: bytes(self._process.get([ref], None)[0])  # noqa: E731
-            unpack_package(self._process.session_dir, package["hash"], fetch)
+            fetch = lambda: bytes(self._process.reader.get([ref], None)[0])  # noqa: E731
+            unpack_package(self._process.membership.session_dir, package["hash"], fetch)
 
 
 def modify_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -207,7 +207,7 @@ def runtime_envs_of(process: CoreWorker) -> RuntimeEnvs:
 
 def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: Shape, detached: bool = False) -> Shape:
     """Add a runtime_env to the shape of a task or actor, as a variable that the worker's fork server reads."""
-    outlives = detached and process.job is not None and bool(process.job.ends_with)
+    outlives = detached and process.membership.job is not None and bool(process.membership.job.ends_with)
     if not env and not outlives and not runtime_envs_of(process).job:
         return shape
     fields = runtime_envs_of(process).merged(env)
@@ -223,7 +223,7 @@ def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: 
 
 def environment_of(process: CoreWorker, env: Mapping[str, Any] | None) -> RuntimeEnv:
     """Return the runtime_env of a task of this process as programs see it: packages by their content."""
-    job = process.job
+    job = process.membership.job
     variables = {**dict(job.env if job is not None else ()), **((env or {}).get("env_vars") or {})}
     return public_runtime_env(runtime_envs_of(process).merged(env), variables)
 

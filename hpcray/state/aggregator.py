@@ -92,7 +92,7 @@ class StateAggregator:
             NodeState(
                 node_id=row["NodeID"],
                 node_ip=row["NodeManagerAddress"],
-                is_head_node=row["Index"] == self._process.head,
+                is_head_node=row["Index"] == self._process.membership.head,
                 state="ALIVE" if row["Alive"] else "DEAD",
                 state_message=row["DeathReason"] or None,
                 node_name=row["NodeName"],
@@ -299,7 +299,7 @@ class StateAggregator:
 
     @property
     def _job_id(self) -> str:
-        return self._process.job.job_id if self._process.job is not None else ""
+        return self._process.membership.job.job_id if self._process.membership.job is not None else ""
 
     def _nodes(self) -> dict[int, ClusterRoster]:
         """The nodes with their processes, by index; queried once."""
@@ -311,7 +311,8 @@ class StateAggregator:
 
     def _people(self) -> list[ProcessInfo]:
         """Drivers and workers, without this process where it is attached only for the query."""
-        me = self._process.me if self._process.kind == "attached" and not self._process.is_driver else b""
+        membership = self._process.membership
+        me = self._process.me if membership.kind == "attached" and not membership.is_driver else b""
         nodes = self._nodes().values()
         return [one for node in nodes for one in node.processes if one.kind != "raylet" and one.proc != me]
 

@@ -47,7 +47,9 @@ class _Last:
 
 def common_labels(process: CoreWorker) -> dict[str, str]:
     """The labels of every sample."""
-    return {"NodeId": process.node_id, "SessionName": f"session_{process.job.job_id if process.job else ''}"}
+    membership = process.membership
+    job_id = membership.job.job_id if membership.job else ""
+    return {"NodeId": membership.node_id, "SessionName": f"session_{job_id}"}
 
 
 def own_metrics(process: CoreWorker) -> list[MetricRow]:
@@ -231,9 +233,10 @@ def export_metrics(process: CoreWorker, directory: Path | None, interval: float)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    name = f"hpcray-{os.path.basename(process.session_dir)}-{process.node}.prom"
+    name = f"hpcray-{os.path.basename(process.membership.session_dir)}-{process.node}.prom"
     path = directory / name if directory is not None else None
-    endpoint = MetricsEndpoint(process.session_dir, common_labels(process), lambda: None, partial(own_metrics, process))
+    place, labels = process.membership.session_dir, common_labels(process)
+    endpoint = MetricsEndpoint(place, labels, lambda: None, partial(own_metrics, process))
     since_written, was_written, problem = interval, False, ""
     try:
         while process.dead is None:
@@ -262,8 +265,8 @@ def export_metrics(process: CoreWorker, directory: Path | None, interval: float)
 def _text(process: CoreWorker) -> str:
     """All metrics of the node: from the process that serves them, else the node's own."""
     with contextlib.suppress(OSError):
-        if os.path.exists(os.path.join(process.session_dir, METRICS_SOCKET)):
-            return read_metrics(process.session_dir)
+        if os.path.exists(os.path.join(process.membership.session_dir, METRICS_SOCKET)):
+            return read_metrics(process.membership.session_dir)
     return metrics_text(own_metrics(process), common_labels(process))[0]
 
 

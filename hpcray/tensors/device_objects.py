@@ -331,7 +331,10 @@ class DeviceObjects(Extension):
         deadline = None if left is None else monotonic() + left
         with self._process.engine.lock:
             blob, own = self._pieces.get(ref._id, (b"", None))
-        found = own._replace(refs=list(own.refs)) if own is not None and blob else self._process.get_one(ref, left)
+        if own is not None and blob:
+            found: Any = own._replace(refs=list(own.refs))
+        else:
+            found = self._process.reader.get_one(ref, left)
         if not isinstance(found, TensorPieces):
             return found
         return PieceReader(self._process, found, partial(self._warn, "pieces")).read(deadline)
@@ -447,7 +450,7 @@ class DeviceObjects(Extension):
         while True:
             left = math.inf if deadline is None else max(0.0, deadline - monotonic())
             try:
-                return process.get_one(ref, min(left, BEHIND_CHECK))
+                return process.reader.get_one(ref, min(left, BEHIND_CHECK))
             except GetTimeoutError:
                 if left <= BEHIND_CHECK:
                     raise
@@ -598,7 +601,7 @@ class DeviceObjects(Extension):
         size = blob.size if isinstance(blob, Serialized) else len(blob)
         if size <= process.config.inline_limit and not always:
             return blob.join() if isinstance(blob, Serialized) else blob
-        offset, size = process.writer.write(oid, blob)
+        offset, size = process.stores.writer.write(oid, blob)
         with process.engine.lock:
             entry = process.table.entries.get(oid)
             if entry is not None and entry.state == INLINE and self._table.find(oid) is not None:
@@ -655,7 +658,7 @@ class DeviceObjects(Extension):
         ref = arrived_ref(value)
         before, local.read_as = local.read_as, PARTS
         try:
-            parts = process.get_one(ref, None)
+            parts = process.reader.get_one(ref, None)
         finally:
             local.read_as = before
         with process.engine.lock:
@@ -672,7 +675,7 @@ class DeviceObjects(Extension):
         stored = size > process.config.inline_limit
         content = b""
         if stored:
-            process.writer.write(value, blob)
+            process.stores.writer.write(value, blob)
         else:
             content = blob.join() if isinstance(blob, Serialized) else blob
         with process.engine.lock:

@@ -329,7 +329,7 @@ class PieceWriter:
 
     def _divide(self) -> None:
         """Divide the parts; each piece is of one device."""
-        largest = piece_size(sum(part.size for part in self._parts), self._process.arena.size)
+        largest = piece_size(sum(part.size for part in self._parts), self._process.stores.arena.size)
         for name in dict.fromkeys(self._names):
             numbers = [number for number, each in enumerate(self._names) if each == name]
             for piece in divide([self._parts[number].size for number in numbers], largest):
@@ -360,15 +360,15 @@ class PieceWriter:
         while self._requested < min(end, len(self._pieces)):
             number = self._requested
             self._requested += 1
-            self._process.writer.request(self._refs[number]._id, self._blob(number).size)
+            self._process.stores.writer.request(self._refs[number]._id, self._blob(number).size)
 
     def _begin(self, copy: _PieceTransfer) -> None:
         """Begin the copy of a piece into a block of the store."""
         process, piece, device = self._process, self._pieces[copy.number], self._devices[copy.number]
-        copy.offset = process.writer.create(self._refs[copy.number]._id, self._blob(copy.number).size)
+        copy.offset = process.stores.writer.create(self._refs[copy.number]._id, self._blob(copy.number).size)
         self._begun += 1
         self._under_way.append(copy)
-        address = copy.use(process, process.arena.view(copy.offset, bytes_of(piece)))
+        address = copy.use(process, process.stores.arena.view(copy.offset, bytes_of(piece)))
 
         def copies(driver: DeviceDriver) -> None:
             for part in piece:
@@ -381,7 +381,7 @@ class PieceWriter:
         """Wait until a piece is written, and seal it."""
         process, ref, blob = self._process, self._refs[copy.number], self._blob(copy.number)
         self._copies.end(copy, self._copy_ordinarily)
-        blob.write_end(lambda at, content: process.arena.write(copy.offset + at, content))
+        blob.write_end(lambda at, content: process.stores.arena.write(copy.offset + at, content))
         with process.engine.lock:
             process.engine.send(raylet_of(process.node), m.Seal(ref._id))
             self._under_way.remove(copy)
@@ -407,7 +407,7 @@ class PieceWriter:
             for copy in self._under_way:
                 process.engine.send(raylet_of(process.node), m.Release([self._refs[copy.number]._id]))
             for ref in self._refs[self._begun : self._requested]:
-                process.writer.withdraw(ref._id)
+                process.stores.writer.withdraw(ref._id)
             if unwritten:
                 blob = error_blob(problem)
                 for ref in unwritten:
@@ -473,14 +473,14 @@ class PieceReader:
         refs, process = deque(self._found.refs), self._process
         self._found.refs.clear()
         for ref in list(refs)[:_AHEAD]:
-            process.when_ready_here(ref, _nothing)
+            process.reader.when_ready_here(ref, _nothing)
         for number in range(len(self._found.pieces)):
             if len(refs) > _AHEAD:
-                process.when_ready_here(refs[_AHEAD], _nothing)
+                process.reader.when_ready_here(refs[_AHEAD], _nothing)
             left = None if deadline is None else max(0.0, deadline - monotonic())
             process.local.plain_views = True  # a copy registers what it reads, and its block is free when it has ended
             try:
-                content = process.get_one(refs.popleft(), left)
+                content = process.reader.get_one(refs.popleft(), left)
             finally:
                 process.local.plain_views = False
             self._begin(_PieceTransfer(number), content)

@@ -6,10 +6,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hpcray.common.exceptions import GetTimeoutError
-from hpcray.runtime.core_worker.core_worker import CoreWorker
+from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.extensions import Extension
-from hpcray.runtime.core_worker.io_engine import monotonic
+from hpcray.runtime.core_worker.object_reader import unknown_ref
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 
 
@@ -52,9 +51,9 @@ class TensorPlacement:
 
 
 class _Target(NamedTuple):
-    """Target of a ref. buffers, device: as in `TensorPlacement`."""
+    """Target of a ref, whose id is `name` in hex. buffers, device: as in `TensorPlacement`."""
 
-    ref: weakref.ref[Any]
+    name: str
     buffers: list[weakref.ref[Any]] | None
     device: str
 
@@ -65,71 +64,40 @@ class _Target(NamedTuple):
 
 
 class ReadTargets(Extension):
-    """The targets of one process. Its `get` looks at them from the first one on.
-
-    Args:
-        process: its `get` and `get_one` are replaced.
-    """
+    """The targets of one process: `get` reads into them."""
 
     name = "read_targets"
 
-    def __init__(self, process: CoreWorker) -> None:
-        super().__init__(process)
-        self._process = process
-        self._targets: dict[bytes, _Target] = {}
-        self._get_one, self._get = process.get_one, process.get
-        process.get_one, process.get = self.get_one, self.get
-
     def set(self, ref: ObjectRef[Any], buffers: Sequence[Any] | None, device: str = "") -> None:
-        """Have `get` of a ref read into these tensors, which it does not keep alive, or to a device."""
-        alive = {oid: target for oid, target in self._targets.items() if target.ref() is not None}
-        references = None if buffers is None else [weakref.ref(buffer) for buffer in buffers]
-        alive[ref._id] = _Target(weakref.ref(ref), references, device)
-        self._targets = alive
-
-    def get_one(self, ref: ObjectRef[Any], timeout: float | None) -> Any:
-        """Return the value of a ref, as `ObjectReader.get_one` does.
+        """Have `get` of a ref read into these tensors, which it does not keep alive, or to a device. It raises
+        ValueError where the object is no device object, or its tensors do not fit.
 
         Raises:
-            ValueError: it has a target, and is no device object, or its tensors do not fit.
+            RaySystemError: the ref is of an earlier session.
         """
-        target = self._targets.get(ref._id)
-        if target is None:
-            return self._get_one(ref, timeout)
-        local = self._process.local
+        references = None if buffers is None else [weakref.ref(buffer) for buffer in buffers]
+        with self.process.engine.lock:
+            entry = self.process.table.entries.get(ref._id)
+            if entry is None:
+                raise unknown_ref(ref._id)
+            entry.own_extra().target = self.name, _Target(ref.hex(), references, device)
+
+    def targeted_value(self, target: _Target, blob: bytes | memoryview) -> tuple[Any, BaseException | None]:
+        """Return the value of a blob with its tensors in the target, or why they are not there."""
+        local = self.process.local
         outer = local.read_target
         placement = local.read_target = TensorPlacement(target.alive(), target.device)
         try:
-            value = self._get_one(ref, timeout)
+            value = deserialize(blob)
         finally:
             local.read_target = outer
         if outer is not None:  # its value was lost while it was unpickled, and this is the one that was made again
             outer.used, outer.error = placement.used, placement.error
-            return value
-        if placement.error is not None:
-            raise placement.error
-        if not placement.used:
-            raise ValueError(f"Ref {ref} is not an RDT object. hint: set tensor_transport on what makes it")
-        return value
-
-    def get(self, refs: Sequence[ObjectRef[Any]], timeout: float | None) -> list[Any]:
-        """Return the values of refs, as `ObjectReader.get` does.
-
-        Raises:
-            ValueError: as `get_one`.
-        """
-        if self._targets.keys().isdisjoint(ref._id for ref in refs):
-            return self._get(refs, timeout)
-        deadline = None if timeout is None else monotonic() + timeout
-        values: list[Any] = []
-        for ref in refs:
-            left = None if deadline is None else max(0.0, deadline - monotonic())
-            try:
-                values.append(self.get_one(ref, left))
-            except GetTimeoutError as error:
-                text = f"{len(values)} of {len(refs)} values were read in {timeout} s; {error}"
-                raise GetTimeoutError(text) from None
-        return values
+            return value, None
+        if placement.error is None and not placement.used:
+            hint = "hint: set tensor_transport on what makes it"
+            return None, ValueError(f"Ref ObjectRef({target.name}) is not an RDT object. {hint}")
+        return value, placement.error
 
 
 def _mismatch(buffers: Sequence[Any], tensors: Sequence[Any]) -> str:

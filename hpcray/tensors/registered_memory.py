@@ -288,11 +288,11 @@ def uses_devices() -> bool:
 
 
 @contextlib.contextmanager
-def transfer_memory(process: CoreWorkerContext, content: Any) -> Iterator[Any]:
+def transfer_memory(process: CoreWorker, content: Any) -> Iterator[Any]:
     """A context with the memory through which bytes are copied to or from a device; see `RegisteredMemory.transfer`."""
     registered = registered_memory(process) if process.dead is None else None
     if registered is None:
         yield content
         return
-    with registered.transfer(list(process.arenas.values()), content) as memory:
+    with registered.transfer(list(process.stores.arenas.values()), content) as memory:
         yield memory

@@ -60,7 +60,7 @@ class FileTransfer(Extension):
         self._has_announced = False
         self._removals = CallThread("file-transfer")  # a file system may be slow: the lock must not wait for it
         self._removals.start()
-        if self.process.kind != "worker":
+        if self.process.membership.kind != "worker":
             self._removals.put(lambda: value_files.enter(self._job, self.process.me))
 
     def outgoing_value(self, value: Any, transport: str, object_id: bytes) -> Any:
@@ -127,15 +127,15 @@ class FileTransfer(Extension):
 
     @property
     def _job(self) -> str:
-        job_id: str = self.process.job.job_id
+        job_id: str = self.process.membership.job.job_id
         return job_id
 
     def _announce(self) -> None:
-        process = self.process
-        if process.kind == "worker" and not self._has_announced and process.job is not None and process.job.driver:
+        membership = self.process.membership
+        if membership.kind == "worker" and not self._has_announced and membership.job and membership.job.driver:
             self._has_announced = True
-            self.send(process.job.driver, Owning())
-            process.engine.flush()
+            self.send(membership.job.driver, Owning())
+            self.process.engine.flush()
 
     def _gone(self, object_id: bytes) -> None:
         self._removals.put(partial(value_files.remove, self._files.pop(object_id, [])))

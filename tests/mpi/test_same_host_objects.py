@@ -71,7 +71,7 @@ class Node:
     def hang_up(self, node):
         process = need_process()
         with process.engine.lock:
-            process.neighbor_stores._peers[node][1].shutdown(2)
+            process.stores.neighbors._peers[node][1].shutdown(2)
     def run_out(self):
         "There is a descriptor for what a worker needs all the time, and none for a visit."
         import resource

@@ -79,7 +79,7 @@ class Holder:
         from hpcray.runtime.core_worker.core_worker import need_process
 
         process = need_process()
-        own = process.get_one
+        own = process.reader.get_one
         failed = []
 
         def get_one(ref: Any, timeout: Any) -> Any:
@@ -88,7 +88,7 @@ class Holder:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return own(ref, timeout)
 
-        process.get_one = get_one
+        process.reader.get_one = get_one
 
 
 def state_of(actor: Any) -> dict[str, int]:

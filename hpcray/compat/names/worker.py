@@ -215,7 +215,7 @@ class _CoreWorker:
         return JobID.from_hex(get_runtime_context().get_job_id())
 
     def get_current_node_id(self) -> NodeID:
-        return NodeID.from_hex(require_session().node_id)
+        return NodeID.from_hex(require_session().membership.node_id)
 
     def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
         """Return how many refs the program holds ("local"), and its unfinished tasks mention ("submitted"), by object
@@ -232,7 +232,7 @@ class _CoreWorker:
         """Return True if the value is in this process or, unless `memory_store_only`, in this node's store."""
         process = require_session()
         if owner_of(object_ref._id) != process.me:
-            process.wait([object_ref], 1, _ANSWER_TIMEOUT, False)
+            process.waits.wait([object_ref], 1, _ANSWER_TIMEOUT, False)
         entry = process.table.entries.get(object_ref._id)
         if (
             entry is not None
@@ -240,7 +240,8 @@ class _CoreWorker:
             and entry.mapping is None
             and process.node in (entry.nodes or ())
         ):
-            process.wait([object_ref], 1, _ANSWER_TIMEOUT, True)  # perhaps the store has dropped it with its owner
+            # Perhaps the store has dropped it with its owner.
+            process.waits.wait([object_ref], 1, _ANSWER_TIMEOUT, True)
         with process.engine.lock:
             process.drain()
             entry = process.table.entries.get(object_ref._id)
@@ -282,7 +283,7 @@ class _CoreWorker:
         Raises:
             ValueError: another process owns the object.
         """
-        return require_session().when_out_of_scope(object_ref, callback)
+        return require_session().reader.when_out_of_scope(object_ref, callback)
 
     def get_disable_job_level_lineage_reconstruction(self) -> bool:
         """Return False: lost objects are made again unless the task, or HPCRAY_LINEAGE_LIMIT=0, forbids it."""
@@ -300,16 +301,16 @@ class _GlobalNode:
         self._process = process
         self.node_ip_address = node_ip_address()
         self.raylet_ip_address = self.node_ip_address
-        self.unique_id = self.node_id = process.node_id
-        self.gcs_address = self.address = process.session_dir
+        self.unique_id = self.node_id = process.membership.node_id
+        self.gcs_address = self.address = process.membership.session_dir
         self.session_name = get_runtime_context().get_session_name()
 
     def get_session_dir_path(self) -> str:
-        return self._process.session_dir
+        return self._process.membership.session_dir
 
     def get_logs_dir_path(self) -> str:
         """Return the directory of this node's log files, which exists."""
-        path = logs_directory(self._process.session_dir)
+        path = logs_directory(self._process.membership.session_dir)
         make_private_directory(path)
         return path
 
@@ -330,10 +331,10 @@ class _GlobalNode:
 
     def get_temp_dir_path(self) -> str:
         """Return the parent directory of the session directory."""
-        return os.path.dirname(self._process.session_dir.rstrip("/"))
+        return os.path.dirname(self._process.membership.session_dir.rstrip("/"))
 
     def is_head(self) -> bool:
-        return self._process.node == self._process.head
+        return self._process.node == self._process.membership.head
 
     @property
     def address_info(self) -> dict[str, Any]:
@@ -341,9 +342,9 @@ class _GlobalNode:
         return {
             "node_ip_address": self.node_ip_address,
             "node_id": self.node_id,
-            "session_dir": self._process.session_dir,
-            "address": self._process.session_dir,
-            "gcs_address": self._process.session_dir,
+            "session_dir": self._process.membership.session_dir,
+            "address": self._process.membership.session_dir,
+            "gcs_address": self._process.membership.session_dir,
         }
 
 
@@ -397,7 +398,7 @@ class Worker:
 
     @property
     def current_node_id(self) -> NodeID:
-        return NodeID.from_hex(self._process.node_id)
+        return NodeID.from_hex(self._process.membership.node_id)
 
     @property
     def current_task_id(self) -> TaskID:

@@ -68,7 +68,7 @@ class EntryExtra:
 
     __slots__ = (
         "borrowers", "contained", "left_at", "mapping", "nodes", "owner_asked", "ready_waiters", "site", "size",
-        "subscribers",
+        "subscribers", "target",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -82,6 +82,8 @@ class EntryExtra:
         self.owner_asked = False
         self.left_at: list[int] | None = None
         self.site = ""
+        self.target: tuple[str, Any] | None = None
+        """Name of an extension that reads the value (`Extension.targeted_value`), and where to; None: none does."""
 
 
 NO_EXTRA = EntryExtra()

@@ -13,15 +13,16 @@ from threading import get_ident
 from time import clock_gettime, perf_counter, pthread_getcpuclockid, thread_time
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+import msgspec
+
 from hpcray.common.config import Config
 from hpcray.common.exceptions import RaySystemError
 from hpcray.core.core_worker.object_table import Hint, ObjectTable, Waiter
 from hpcray.core.core_worker.task import PendingTask, SchedulingClass
-from hpcray.platform.arena import Arena
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages import ActorCall, JobInfo, PushTask, RunInfo
 from hpcray.protocol.serialization import Serialized
-from hpcray.runtime.core_worker.extensions import Extensions, FeatureTable
+from hpcray.runtime.core_worker.extensions import Extensions
 from hpcray.runtime.core_worker.io_engine import IoEngine
 
 # ------------------------------------------------------------ handler tables
@@ -186,37 +187,84 @@ class ThreadState(threading.local):
     loading: Sequence[bytes] | None = None
 
 
+class Membership(msgspec.Struct, eq=False):
+    """The job that this process belongs to, and its place in it."""
+
+    kind: str
+    """"driver", "attached" or "worker"."""
+    session_dir: str
+    """Of this node."""
+    node_id: str
+    """Of this node, as in `ray.nodes()`."""
+    host: str
+    """Name of this node's host."""
+    head: int
+    """Index of the node where the GCS is."""
+    cluster_size: int
+    """Number of nodes that have belonged to the job."""
+    run: RunInfo
+    """What the head knows about this run of the job."""
+    job: JobInfo | None
+    """What the driver has set for all workers; None before that."""
+    is_driver: bool = False
+    """Whether a program has begun in this process."""
+
+
+class ValueReader(Protocol):
+    """The part of `ObjectReader` that other parts use."""
+
+    def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
+        """Return the values of `refs`; see `ObjectReader.get`."""
+
+    def when_ready_here(self, ref: Any, call: Callable[[], object]) -> None:
+        """Call `call()` once the value of `ref` can be read in this process."""
+
+    def when_available(self, ref: Any, call: Callable[[Any, BaseException | None], object]) -> None:
+        """Call `call(value, error)` in a thread for callbacks once the value of `ref` or its error is known."""
+
+    def when_ready(self, ref: Any, call: Callable[[BaseException | None], object]) -> Callable[[], None]:
+        """Call `call(None)` once the object of `ref` exists; see `ObjectReader.when_ready`."""
+
+
+class RefWaits(Protocol):
+    """The part of `WaitManager` that other parts use."""
+
+    def wait(
+        self, refs: list[Any], num_returns: int, timeout: float | None, fetch_local: bool
+    ) -> tuple[list[Any], list[Any]]:
+        """Split `refs` into ready ones and the rest; see `WaitManager.wait`."""
+
+
 class CoreWorkerContext(Protocol):
     """The part of `CoreWorker` that its own parts use.
 
     Attributes:
-        me: proc id of this process. node: index of its node. kind: "driver", "attached" or "worker".
+        me: proc id of this process. node: index of its node.
         task_counter: number in the last task id (engine's lock held); hot paths add to it without a call.
-        arena: shared memory of this node. arenas: all arenas that this process can read, by node index.
         local: what the calling thread executes.
         dead: the reason why nothing can be requested any more; None while everything works.
-        run: what the head knows about this run of the job. handlers: of messages.
-        extensions, features: see `CoreWorker`.
+        handlers: of messages. extensions: see `CoreWorker`.
     """
 
     me: bytes
     node: int
-    kind: str
     config: Config
     engine: IoEngine
     table: ObjectTable
-    arena: Arena
-    arenas: dict[int, Arena]
     local: ThreadState
     dead: str | None
-    job: JobInfo | None
-    run: RunInfo
-    cluster_size: int
-    session_dir: str
+    membership: Membership
     task_counter: int
     handlers: BoundHandlers
     extensions: Extensions
-    features: FeatureTable
+
+    @property
+    def reader(self) -> ValueReader:
+        """Turns refs into values."""
+
+    @property
+    def waits(self) -> RefWaits:
+        """Waits for refs."""
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if `dead`."""
@@ -238,23 +286,6 @@ class CoreWorkerContext(Protocol):
 
     def put_serialized(self, blob: bytes | Serialized, refs: list[Any] | None) -> Any:
         """Store a serialized value, which holds `refs`, in this node's store and return its ref."""
-
-    def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
-        """Return the values of `refs`; see `ObjectReader.get`."""
-
-    def wait(
-        self, refs: list[Any], num_returns: int, timeout: float | None, fetch_local: bool
-    ) -> tuple[list[Any], list[Any]]:
-        """Split `refs` into ready ones and the rest; see `WaitManager.wait`."""
-
-    def when_ready_here(self, ref: Any, call: Callable[[], object]) -> None:
-        """Call `call()` once the value of `ref` can be read in this process."""
-
-    def when_available(self, ref: Any, call: Callable[[Any, BaseException | None], object]) -> None:
-        """Call `call(value, error)` in a thread for callbacks once the value of `ref` or its error is known."""
-
-    def when_ready(self, ref: Any, call: Callable[[BaseException | None], object]) -> Callable[[], None]:
-        """Call `call(None)` once the object of `ref` exists; see `ObjectReader.when_ready`."""
 
     def hint_arrived(self, oid: bytes, hint: Hint) -> None:
         """Note what came with another copy of a ref that this process has."""

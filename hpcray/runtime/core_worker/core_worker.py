@@ -7,7 +7,7 @@ import itertools
 import os
 import socket
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pickle import dumps
 from typing import Any, Protocol, cast
@@ -31,6 +31,7 @@ from hpcray.runtime.core_worker.context import (
     CurrentProcess,
     Handler,
     HandlerTable,
+    Membership,
     ThreadState,
     require_context,
 )
@@ -110,17 +111,40 @@ class WorkerExecutor(Protocol):
         """
 
 
+class StoreClients:
+    """The object stores of this host, as this process uses them.
+
+    Attributes:
+        arena: shared memory of this node. arenas: all arenas that this process can read, by node index.
+        writer: makes objects in the store of this node. replicator: has other nodes keep copies of them.
+        neighbors: of the other nodes of this host. frame_slots: long frames from and to other nodes.
+    """
+
+    def __init__(self, process: CoreWorker, arena: Arena, neighbors: Mapping[int, str]) -> None:
+        self.arena = arena
+        self.arenas = {process.node: arena}
+        self.frame_slots: FrameSlotClient = FrameSlotClient(process, arena)
+        self.writer: ObjectWriter = ObjectWriter(process, arena)
+        self.replicator: ObjectReplicator = ObjectReplicator(process, process.gcs)
+        self.neighbors: NeighborStoreClient = NeighborStoreClient(process, self.arenas, neighbors)
+        process.table.pins.use_neighbors(neighbors, self.neighbors)
+
+    def close(self) -> None:
+        """Unmap all arenas."""
+        for arena in self.arenas.values():
+            arena.close()
+
+
 class CoreWorker:
     """A process that owns objects, borrows others, and talks to its raylet and its peers. One per interpreter.
 
     `connect` makes it. Its parts know it as a `CoreWorkerContext`.
 
     Attributes:
-        head: index of the node where the GCS is. job: what the driver has set for all workers; None before that.
         exit_listeners: called with the exit code when the raylet ends this process, or is gone, in this order.
         executor: runs the tasks of a worker; None in other processes.
         handlers: of all messages, once it is started.
-        extensions: features in this process. features: functions that import them.
+        extensions: features in this process.
     """
 
     handlers: BoundHandlers
@@ -141,56 +165,31 @@ class CoreWorker:
         self.config = config = Config(**welcome.config)
         self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin, self._peer_lost, self.drain)
         self.dead: str | None = None
-        self.features = features
         self.extensions: Extensions = Extensions(self, features, config.extensions)
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config, features)
-        self.arena = arena
-        self.arenas = {self.node: arena}
-        self.frame_slots: FrameSlotClient = FrameSlotClient(self, arena)
         self.local = ThreadState()
-        self.node_id = welcome.node_id
-        self.host = welcome.host
-        self.kind = kind
-        self.job = welcome.job
-        self.is_driver = False
-        self.session_dir = session_dir
-        self.cluster_size = welcome.cluster_size
-        self._inline_limit = config.inline_limit
+        place = welcome.node_id, welcome.host, welcome.head, welcome.cluster_size
+        self.membership = Membership(kind, session_dir, *place, welcome.run, welcome.job)
         view_tensors(config.enable_zero_copy_torch_tensors)
         if features.transport_memory is not None:
             use_transfer_memory(partial(features.transport_memory, self))
         storages.keep(lambda: min(config.unused_tensor_memory, usable_memory() // 8))
-        self.run = welcome.run
-        self.head = welcome.head
         self.exit_listeners: list[Callable[[int], None]] = []
-        self._raylet = raylet_of(self.node)
         # Refs of an earlier session of this interpreter may still live: their ids must never be ours.
         self.task_counter = (next(_sessions) & 0xFF) << 32
         released.clear()
         self._gc_thread: PythonGCThread | None = None
-        self._pinned: list[ObjectRef[Any]] = []
         self._warned: set[str] = set()
-        self._leaving: set[int] = set()  # nodes
         self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
         self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs, welcome.places)
         admission = DrainAdmission(self, self.submitter.leases, self.submitter.fail)
-        self.drain_client: DrainClient = DrainClient(self, admission)
         self.placement_groups: PlacementGroupClient = PlacementGroupClient(self, self.gcs, admission)
-        self.writer: ObjectWriter = ObjectWriter(self)
-        self._borrowed: BorrowedObjects = BorrowedObjects(self, self.writer)
-        self.replicator: ObjectReplicator = ObjectReplicator(self, self.gcs)
-        self.neighbor_stores: NeighborStoreClient = NeighborStoreClient(self, welcome.neighbors)
-        self.table.pins.use_neighbors(welcome.neighbors, self.neighbor_stores)
+        self.stores: StoreClients = StoreClients(self, arena, welcome.neighbors)
+        self.drain_client: DrainClient = DrainClient(self, admission, BorrowedObjects(self, self.stores.writer))
         self.diagnostics = diagnostics(self)
-        self.unhandled_errors = self.submitter.unhandled_errors
-        self.reader = reader = ObjectReader(self, self.diagnostics.explain, self.unhandled_errors)
-        # As attributes: a call costs what a method of this class costs.
+        self.reader = ObjectReader(self, self.stores.arenas, self.diagnostics.explain, self.submitter.unhandled_errors)
         self.waits: WaitManager = WaitManager(self, unknown_ref)
-        self.get_one, self.get, self.load_slots = reader.get_one, reader.get, reader.load_slots
-        self.wait = self.waits.wait
-        self.when_ready_here, self.when_available = reader.when_ready_here, reader.when_available
-        self.when_ready, self.when_out_of_scope = reader.when_ready, reader.when_out_of_scope
         self.executor = executor(self) if executor is not None else None
 
     def start(self, *handlers: HandlerTable, listener: socket.socket | None = None) -> None:
@@ -286,7 +285,7 @@ class CoreWorker:
 
     def answer_object_get(self, src: bytes, msg: m.ObjectGet) -> None:
         """A borrower asks for a value, whose bytes exist (lock held)."""
-        self.unhandled_errors.seen((msg.id,))
+        self.submitter.unhandled_errors.seen((msg.id,))
         self.table.on_object_get(src, msg.id)
         entry = self.table.entries.get(msg.id)
         if entry is not None and len(entry.value) > LONG:
@@ -317,7 +316,8 @@ class CoreWorker:
                 f"{ref!r} is pickled outside of arguments and values, where nobody counts it; hint: pass the ref "
                 f"itself, or what holds it, or set {OUT_OF_BAND}=1"
             )
-        self._pinned.append(ref)
+        with self.engine.lock:
+            self.table.refs.ref_deserialized(ref._id, None)
 
     # ------------------------------------------------------------ put
 
@@ -333,12 +333,12 @@ class CoreWorker:
         else:
             made, refs = serialize(value)
             if isinstance(made, Serialized):
-                if made.size > self._inline_limit:
+                if made.size > self.config.inline_limit:
                     return self.put_serialized(made, refs)
                 blob = made.join()
             else:
                 blob = made
-        if len(blob) > self._inline_limit:
+        if len(blob) > self.config.inline_limit:
             return self.put_serialized(blob, refs)
         engine = self.engine
         with engine.lock:
@@ -363,7 +363,7 @@ class CoreWorker:
             oid = self.next_task_id() + PUT_INDEX
             self.table.create(oid)
         try:
-            offset, size = self.writer.write(oid, blob)
+            offset, size = self.stores.writer.write(oid, blob)
         except BaseException:
             with self.engine.lock:
                 self.table.abandon(oid)
@@ -376,25 +376,22 @@ class CoreWorker:
 
     def set_job(self, job: m.JobInfo) -> None:
         """Send the cluster what this driver's tasks need (its sys.path, …)."""
-        self.job = job
+        self.membership.job = job
         with self.engine.lock:
-            self.engine.send(self._raylet, m.SetJob(job))
+            self.engine.send(raylet_of(self.node), m.SetJob(job))
             self.engine.flush()
 
     # ------------------------------------------------------------ death
 
     def _peer_lost(self, proc: bytes, reason: str) -> None:
-        if proc == self._raylet:
+        if proc == raylet_of(self.node):
             self.dead = f"the raylet of this node is gone ({reason}){self.config.end_note}"
             self.end(1)
             self.table.fail_all(self.dead)
-            self.extensions.disconnected()
-            self.gcs.fail()
-            self.placement_groups.fail()
-            self.writer.fail()
+            self._disconnected()
             return
         if number_of(proc) == 0:
-            self.neighbor_stores.lost(node_of(proc))
+            self.stores.neighbors.lost(node_of(proc))
             return
         leases = self.submitter.leases
         leased = leases.workers.get(proc)
@@ -410,6 +407,13 @@ class CoreWorker:
         self.engine.add_timer(
             monotonic() + _DEATH_REPORT_TIMEOUT, lambda now: self.process_died(proc, f"{show_proc(proc)}: {reason}")
         )
+
+    def _disconnected(self) -> None:
+        """Fail what waits for other processes (lock held)."""
+        self.extensions.disconnected()
+        self.gcs.fail()
+        self.placement_groups.fail()
+        self.stores.writer.fail()
 
     def end(self, code: int) -> None:
         """Call the `exit_listeners` (lock held)."""
@@ -431,18 +435,19 @@ class CoreWorker:
         self.table.process_died(proc, reason)
 
     def _head_moved(self, msg: m.HeadMoved) -> None:
-        self.head = msg.node
+        self.membership.head = msg.node
         self.gcs.head_moved()
         self.placement_groups.head_moved()
         self.submitter.actors.head_moved()
 
     def _evacuate(self, msg: m.Evacuate) -> None:
         """A node leaves the job: copy the objects of this process that only it has, or have their borrowers do so."""
-        self._leaving.add(msg.node)
+        leaving = self.drain_client.leaving
+        leaving.add(msg.node)
         if msg.node == self.node:
             self.table.copies.hand_over()
             is_saved = self.executor.save_state() if self.executor is not None else lambda: True
-            ObjectHandover(self, self._leaving, is_saved).begin()
+            ObjectHandover(self, leaving, is_saved).begin()
         else:
             ObjectEvacuation(self, msg).go_on()
 
@@ -458,9 +463,9 @@ class CoreWorker:
 
     def _cluster_grew(self, msg: m.ClusterGrew) -> None:
         """Nodes have joined the job (lock held)."""
-        self.cluster_size = msg.cluster_size
+        self.membership.cluster_size = msg.cluster_size
         self.engine.add_neighbors(msg.neighbors)
-        self.neighbor_stores.add(msg.neighbors)
+        self.stores.neighbors.add(msg.neighbors)
         self.table.pins.add_neighbors(sorted(msg.neighbors))
         self.submitter.cluster_grew(msg.places)
 
@@ -496,14 +501,11 @@ class CoreWorker:
             self.submitter.leases.return_idle()
             self.engine.flush()
             self.dead = self.dead or "hpcray.shutdown() was called"
-            self.extensions.disconnected()
+            self._disconnected()
             for oid, entry in list(self.table.entries.items()):
                 if not exiting and (entry.local_waiters or entry.ready_waiters):
                     self.table.on_store_error(m.StoreError(oid, "closed", self.dead))
             self.table.recovery.forget_tasks()
-            self.gcs.fail()
-            self.placement_groups.fail()
-            self.writer.fail()
         self.engine.run_pending_calls()
         if self._gc_thread is not None and self._gc_thread is not threading.current_thread():
             self._gc_thread.stop()
@@ -511,8 +513,7 @@ class CoreWorker:
         for extension in reversed(self.extensions.loaded):
             extension.close()
         self.engine.close()
-        for arena in self.arenas.values():
-            arena.close()
+        self.stores.close()
 
 
 def _make_table(
@@ -541,18 +542,18 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.BorrowTake: lambda p: p.table.refs.on_borrow_take,
     m.SettleBorrows: lambda p: p.table.refs.on_borrow_ask,
     m.BorrowsSettled: lambda p: p.table.refs.on_borrow_end,
-    m.Created: lambda p: p.writer.on_created,
-    m.Opened: lambda p: p.writer.on_opened,
-    m.StoreError: lambda p: p.writer.on_store_error,
+    m.Created: lambda p: p.stores.writer.on_created,
+    m.Opened: lambda p: p.stores.writer.on_opened,
+    m.StoreError: lambda p: p.stores.writer.on_store_error,
     m.ReplicaPinned: lambda p: lambda src, msg: p.table.on_replica(msg.id, node_of(src), msg.reason),
-    m.KeepCopies: lambda p: lambda _, msg: p._borrowed.keep(msg),
+    m.KeepCopies: lambda p: lambda _, msg: p.drain_client.borrowed.keep(msg),
     m.OnDisk: lambda p: lambda _, msg: p.table.on_disk(msg),
     m.Unpin: lambda p: lambda src, msg: p.table.pins.give_up(msg.size, node_of(src)),
     m.CollectGarbage: lambda p: lambda _, msg: p._collect_garbage(),
-    m.Welcome: lambda p: p.neighbor_stores.on_welcome,
-    m.FrameSlots: lambda p: p.frame_slots.on_slots,
-    m.SlotFrame: lambda p: p.frame_slots.on_frame,
-    m.ReclaimFrameSlots: lambda p: p.frame_slots.on_reclaim,
+    m.Welcome: lambda p: p.stores.neighbors.on_welcome,
+    m.FrameSlots: lambda p: p.stores.frame_slots.on_slots,
+    m.SlotFrame: lambda p: p.stores.frame_slots.on_frame,
+    m.ReclaimFrameSlots: lambda p: p.stores.frame_slots.on_reclaim,
     m.LeaseGranted: lambda p: p.submitter.on_lease_granted,
     m.LeaseRevoked: lambda p: lambda _, msg: p.process_died(msg.worker, msg.reason),
     m.ReclaimIdle: lambda p: lambda src, msg: p.submitter.leases.reclaim(node_of(src), msg.busy),

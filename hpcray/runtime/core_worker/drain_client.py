@@ -48,10 +48,13 @@ class DrainClient:
         admission: the work that is not started for it.
         on_begin: called once, with the engine's lock held, when the drain begins.
         takes_part: whether this program takes part in the drain: it is then given time.
+        borrowed: of owners whose nodes leave. leaving: nodes that leave the job while others stay.
     """
 
-    def __init__(self, context: CoreWorkerContext, admission: DrainAdmission) -> None:
+    def __init__(self, context: CoreWorkerContext, admission: DrainAdmission, borrowed: BorrowedObjects) -> None:
         self.reason = ""
+        self.borrowed = borrowed
+        self.leaving: set[int] = set()
         self.deadline = 0.0
         self.takes_part = False
         self.admission = admission
@@ -87,7 +90,7 @@ class DrainClient:
 
     def wait_for_checkpoints(self) -> None:
         """Before the program ends while the job drains: let callbacks end, and actors write their checkpoints."""
-        if not self.reason or self._context.kind == "worker":
+        if not self.reason or self._context.membership.kind == "worker":
             return
         self._wait(self._ready)
         self._wait(self._over)
@@ -127,7 +130,7 @@ class DrainClient:
 
     def _send_ready(self) -> None:
         context = self._context
-        if context.kind != "worker":
+        if context.membership.kind != "worker":
             context.engine.send(HEAD, m.DrainReady(self.takes_part or bool(self._called)))
             context.engine.flush()
 
@@ -215,7 +218,7 @@ class DrainAdmission:
 
     def limit(self, shape: TimedShape) -> None:
         """Tasks of this shape are started only while there is time for them."""
-        drain_at = self._context.run.drain_at
+        drain_at = self._context.membership.run.drain_at
         scheduling_class = self._leases.scheduling_class(shape)
         if not drain_at or scheduling_class in self._limited:
             return

@@ -22,6 +22,7 @@ from hpcray.common.figures import FunctionRow
 from hpcray.core.core_worker.object_table import ObjectTable
 from hpcray.platform.arena import Arena
 from hpcray.protocol.messages import ExtensionMessage, ObjectGet
+from hpcray.protocol.serialization import deserialize
 from hpcray.runtime.core_worker.io_engine import IoEngine
 
 E = TypeVar("E", bound="Extension")
@@ -126,6 +127,11 @@ class Extension:
         """
         return value
 
+    def targeted_value(self, target: Any, blob: bytes | memoryview) -> tuple[Any, BaseException | None]:
+        """Return the value of an object whose entry has a target of this extension (`EntryExtra.target`), and the error
+        that `get` raises in its place (lock not held)."""
+        return deserialize(blob), None
+
     def movable_objects(self) -> Collection[bytes]:
         """Return ids of objects of this process that `before_exit` would bring to safety."""
         return ()
@@ -215,11 +221,13 @@ class Extensions:
         named: the setting `extensions`.
 
     Attributes:
+        features: what the entry point has given.
         loaded: those that are in use, in the order of their first use.
     """
 
     def __init__(self, process: ExtensionProcess, table: FeatureTable, named: str) -> None:
         self._process = process
+        self.features = table
         self._loaders = {**table.extensions, **read_extensions(named)}
         self._by_name: dict[str, Extension] = {}
         self.loaded: Sequence[Extension] = ()

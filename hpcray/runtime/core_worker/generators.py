@@ -227,7 +227,7 @@ class ObjectRefGenerator(Generic[T_co]):
                     if not loop.is_closed():  # else nobody waits any more
                         raise
 
-            context.when_ready_here(self._stream.refs[0], wake)
+            context.reader.when_ready_here(self._stream.refs[0], wake)
             await asyncio.wait([ready], timeout=None if timeout_s is None or timeout_s < 0 else timeout_s)
             if not ready.done():
                 return ObjectRef.nil()
@@ -250,7 +250,8 @@ class ObjectRefGenerator(Generic[T_co]):
         ref = self.peek()
         if timeout_s is not None and timeout_s < 0:
             timeout_s = None
-        if ref is not None and timeout_s is not None and not require_context().wait([ref], 1, timeout_s, False)[0]:
+        wait = require_context().waits.wait
+        if ref is not None and timeout_s is not None and not wait([ref], 1, timeout_s, False)[0]:
             return ObjectRef.nil()
         return next(self)
 

@@ -64,11 +64,12 @@ class NeighborStoreClient:
     Lock held in all methods.
 
     Args:
+        arenas: of all stores that the process reads, by node; theirs are added.
         directories: the neighbors' session directories, by node.
     """
 
-    def __init__(self, context: CoreWorkerContext, directories: Mapping[int, str]) -> None:
-        self._context = context
+    def __init__(self, context: CoreWorkerContext, arenas: dict[int, Arena], directories: Mapping[int, str]) -> None:
+        self._context, self._arenas = context, arenas
         self._engine = context.engine
         self._directories = dict(directories)
         self._peers: dict[int, tuple[Peer, _Greeted]] = {}
@@ -105,7 +106,7 @@ class NeighborStoreClient:
         try:
             if fd < 0:
                 raise ArenaError("no descriptor came")
-            self._context.arenas[node] = map_arena(fd, msg)
+            self._arenas[node] = map_arena(fd, msg)
         except (ArenaError, OSError):  # our limits do not allow it
             if fd >= 0:
                 os.close(fd)
@@ -126,7 +127,7 @@ class NeighborStoreClient:
     def leave(self, node: int) -> None:
         """Unmap the store of a dead node, in which this process reads no more."""
         self._forget(node)
-        arena = self._context.arenas.pop(node, None)
+        arena = self._arenas.pop(node, None)
         if arena is not None:
             for extension in self._context.extensions.loaded:
                 extension.arena_closed(arena)

@@ -7,7 +7,7 @@ import errno
 import logging
 import os
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pickle import loads
@@ -29,6 +29,7 @@ from hpcray.common.task_errors import RayTaskError
 from hpcray.core.core_worker.object_entry import NO_EXTRA, ArenaMapping
 from hpcray.core.core_worker.object_table import INLINE, LINEAGE_ONLY, PENDING, Waiter
 from hpcray.core.core_worker.task import PendingTask
+from hpcray.platform.arena import Arena
 from hpcray.platform.direct_io import read_private_copy
 from hpcray.protocol import messages as m
 from hpcray.protocol.messages.objects import ERROR, PLAIN, is_error
@@ -62,10 +63,19 @@ class _ValueRefs(NamedTuple):
     refs: Sequence[ObjectRef[Any]]
 
 
+class _TargetedBlob(NamedTuple):
+    """A blob that is no error, and the rest as in `EntryExtra.target`."""
+
+    blob: bytes | memoryview
+    extension: str
+    target: Any
+
+
 class ObjectReader:
     """Turns refs into values: `get` and callbacks.
 
     Args:
+        arenas: those that this process can read, by node.
         explain: called with (ids that are not available, timeout) under the engine's lock; returns the text of the
             GetTimeoutError.
         unhandled_errors: gets to know of the errors that are read.
@@ -77,6 +87,7 @@ class ObjectReader:
     def __init__(
         self,
         context: CoreWorkerContext,
+        arenas: Mapping[int, Arena],
         explain: Callable[[Sequence[bytes], float | None], str],
         unhandled_errors: UnhandledErrors,
     ) -> None:
@@ -84,9 +95,9 @@ class ObjectReader:
         self._explain = explain
         self._unhandled_errors = unhandled_errors
         self._engine = context.engine
-        self._device_view_size = context.features.device_view_size
+        self._device_view_size = context.extensions.features.device_view_size
         self._table = context.table
-        self._arenas = context.arenas
+        self._arenas = arenas
         self._callbacks = CallThread("hpcray-callbacks")
         self._out_of_scope = CallThread("hpcray-out-of-scope")
         self.ready_queues: list[Any] = []
@@ -124,13 +135,14 @@ class ObjectReader:
             elif engine.dirty:
                 engine.flush()
             blob = entry.value
-            if entry.extra is not NO_EXTRA and found is None:
-                contained = entry.extra.contained
-                if contained and len(contained) >= _MANY_REFS:
+            extra = entry.extra
+            if extra is not NO_EXTRA and found is None:
+                contained = extra.contained
+                if (contained and len(contained) >= _MANY_REFS) or extra.target is not None:
                     found = self._found((oid,))
         if engine.pending_calls:
             engine.run_pending_calls()
-        if found is not None:  # it is in our node's store, or there are many refs in it
+        if found is not None:  # it is in our node's store, or it is not read as most are
             values = self._values(found)
             return values[0] if values else self.get((ref,), timeout)[0]
         kind = blob[-1]
@@ -220,14 +232,17 @@ class ObjectReader:
                 found.append(serialize_error(store_full_error(pins.refused[oid])))
             else:
                 found.append(None)  # another one failed first
-            contained = entry.extra.contained
-            if contained and len(contained) >= _MANY_REFS and type(found[-1]) in _BLOBS:
-                found[-1] = _ValueRefs(found[-1], contained)
+            extra = entry.extra
+            if extra is not NO_EXTRA and type(found[-1]) in _BLOBS:
+                if extra.target is not None and not is_error(found[-1]):
+                    found[-1] = _TargetedBlob(found[-1], *extra.target)
+                elif extra.contained and len(extra.contained) >= _MANY_REFS:
+                    found[-1] = _ValueRefs(found[-1], extra.contained)
         return found
 
     def _device_view(self, mapping: ArenaMapping, gone: Callable[[], object]) -> memoryview | None:
         """A view from which a device copies at full speed; None: there is none."""
-        find = self._context.features.device_view
+        find = self._context.extensions.features.device_view
         if find is None or self._context.local.plain_views:
             return None
         return find(self._context, self._arenas[mapping.node], mapping.offset, mapping.size, gone)
@@ -300,10 +315,14 @@ class ObjectReader:
                         values.append(deserialize(item))
                 elif type(item) is _ValueRefs:
                     values.append(deserialize(item.blob, LocalRefs(item.refs).load))
+                elif type(item) is _TargetedBlob:
+                    value, problem = self._context.extensions.get(item.extension).targeted_value(item.target, item.blob)
+                    values.append(value)
+                    error, problem = error if error is not None else problem, None
                 elif item is not None:
                     values.append(deserialize(item))
-        except Exception as problem:  # unpickling runs user code
-            raise unreadable(problem) from problem
+        except Exception as cause:  # unpickling runs user code
+            raise unreadable(cause) from cause
         if error is not None:
             try:
                 raise raised_form(error)

@@ -163,7 +163,7 @@ class ObjectRef(Generic[T_co]):
 
     def job_id(self) -> JobID:
         """Id of the job that it belongs to."""
-        job = current.process.job if current.process is not None else None
+        job = current.process.membership.job if current.process is not None else None
         return JobID(bytes.fromhex(job.job_id) if job is not None else b"")
 
     @classmethod
@@ -203,14 +203,14 @@ class ObjectRef(Generic[T_co]):
 
     def _repr_html_(self) -> str:
         process = current.process
-        return process.features.ref_html(self) if process is not None else repr(self)
+        return process.extensions.features.ref_html(self) if process is not None else repr(self)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         process = current.process
         noted = note_ref(self)
         if process is None:
             return arrived_ref, (self._id,)
-        mortal = process.kind == "worker"
+        mortal = process.membership.kind == "worker"
         room = 0 if not noted or (mortal and noted > _VALUES_OF_WORKERS) else min(_VALUE_ROOM, _VALUES_ROOM // noted)
         hint = process.table.known_locations(self._id, room, mortal)
         if not noted:
@@ -237,7 +237,7 @@ class ObjectRef(Generic[T_co]):
             else:
                 future.set_exception(error)
 
-        require_context().when_available(self, done)
+        require_context().reader.when_available(self, done)
         return future
 
     def as_future(self) -> asyncio.Future[T_co]:
@@ -252,7 +252,7 @@ class ObjectRef(Generic[T_co]):
             if future.done():
                 return
             try:
-                future.set_result(process.get([self], None)[0])
+                future.set_result(process.reader.get([self], None)[0])
             except BaseException as error:
                 future.set_exception(error)
 
@@ -263,7 +263,7 @@ class ObjectRef(Generic[T_co]):
                 if not loop.is_closed():  # else nobody waits any more
                     raise
 
-        process.when_ready_here(self, ready)
+        process.reader.when_ready_here(self, ready)
         return future
 
     def __await__(self) -> Generator[Any, None, T_co]:
@@ -277,7 +277,7 @@ class ObjectRef(Generic[T_co]):
             if current.process is process:
                 callback(value if error is None else error)
 
-        process.when_available(self, completed)
+        process.reader.when_available(self, completed)
 
     def _on_ready(self, callback: Callable[[BaseException | None], object]) -> Callable[[], None]:
         """Call `callback(None)` once the object exists, at once if it does. Its value is not fetched.
@@ -285,7 +285,7 @@ class ObjectRef(Generic[T_co]):
         Returns:
             A function that withdraws the callback.
         """
-        return require_context().when_ready(self, callback)
+        return require_context().reader.when_ready(self, callback)
 
     async def _ready(self) -> ObjectRef[T_co]:
         """Wait until the object exists, without fetching its value. Returns the ref."""

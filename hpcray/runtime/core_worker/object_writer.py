@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hpcray.common.exceptions import LocalRayletDiedError, RaySystemError, store_full_error
 from hpcray.common.ids import PUT_INDEX, TASK_BYTES, node_of, raylet_of
 from hpcray.core.core_worker.object_table import STORED, Waiter
+from hpcray.platform.arena import Arena
 from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import Serialized
 from hpcray.runtime.core_worker.context import CoreWorkerContext, current, object_time
@@ -31,10 +32,14 @@ class ObjectOccupied(RaySystemError):
 
 
 class ObjectWriter:
-    """One process's requests to its node's store; answers for objects that it only reads go on to its table."""
+    """One process's requests to its node's store; answers for objects that it only reads go on to its table.
 
-    def __init__(self, context: CoreWorkerContext) -> None:
-        self._context = context
+    Args:
+        arena: the store's shared memory.
+    """
+
+    def __init__(self, context: CoreWorkerContext, arena: Arena) -> None:
+        self._context, self.arena = context, arena
         self._engine = context.engine
         self._raylet = raylet_of(context.node)
         self._creating: dict[bytes, Any] = {}
@@ -64,9 +69,9 @@ class ObjectWriter:
             base = self.create(oid, size)
         try:
             if isinstance(blob, Serialized):
-                self._context.arena.write_all(base, blob.pieces())
+                self.arena.write_all(base, blob.pieces())
             else:
-                self._context.arena.write(base, blob)
+                self.arena.write(base, blob)
         except BaseException:
             with self._engine.lock:
                 self._engine.send(self._raylet, m.Release([oid]))
@@ -257,6 +262,7 @@ class ObjectBuffer:
     ) -> None:
         self.array: Any = None
         self._context = context
+        self._arena = writer.arena
         self._layout = _Layout(shape, dtype, order)
         content = ReservedContent(self._layout.nbytes)
         self._blob = Serialized(pickle.dumps(self._layout, 5, buffer_callback=lambda _: None), [content])
@@ -265,7 +271,7 @@ class ObjectBuffer:
         self._offset = writer.create(self._id, self._blob.size)
         viewed = False
         try:
-            view = context.arena.filled_view(self._offset, self._blob.size, partial(defer_release, (self._id,)))
+            view = writer.arena.filled_view(self._offset, self._blob.size, partial(defer_release, (self._id,)))
             with context.engine.lock:
                 context.table.pins.begin_write(self._id, self._offset, self._blob.size)
                 viewed = True
@@ -295,7 +301,7 @@ class ObjectBuffer:
         if current.process is not context:
             raise RaySystemError("this buffer is of a session that is over; hint: create another one")
         context.check_alive()
-        self._blob.write_end(lambda at, piece: context.arena.write(self._offset + at, piece))
+        self._blob.write_end(lambda at, piece: self._arena.write(self._offset + at, piece))
         array.flags.writeable = False
         with context.engine.lock:
             context.check_alive()

@@ -146,14 +146,15 @@ def warn_of_blocking_get(process: CoreWorker) -> None:
     """Log a warning at the first `get` of this process that blocks an event loop."""
     if os.environ.get(_SWITCH, "1") not in ("1", "true", "True"):
         return
-    plain = process.get_one, process.get
+    reader = process.reader
+    plain = reader.get_one, reader.get
 
     def watched(get: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any) -> Any:
             if (
                 asyncio._get_running_loop() is not None and asyncio.current_task() is not None
             ):  # else: the `get` of an `await`
-                process.get_one, process.get = plain
+                reader.get_one, reader.get = plain  # type: ignore[method-assign]
                 if any(is_expected() for is_expected in expected_blocks):
                     return get(*args)
                 logging.getLogger("hpcray").warning(
@@ -164,4 +165,4 @@ def warn_of_blocking_get(process: CoreWorker) -> None:
 
         return call
 
-    process.get_one, process.get = watched(plain[0]), watched(plain[1])
+    reader.get_one, reader.get = watched(plain[0]), watched(plain[1])  # type: ignore[method-assign]

@@ -179,7 +179,7 @@ class Replies:
             error = error.error  # type: ignore[attr-defined]
         else:
             if os.environ.get(POST_MORTEM) == "1":
-                self._process.features.post_mortem(error)
+                self._process.extensions.features.post_mortem(error)
             error = self._task_error(error, name, actor, task)
         if self.record is not None:
             self.record.explain(task, error)
@@ -206,7 +206,7 @@ class Replies:
         else:
             began = not yielded and object_time.begin(self.record.last if self.record is not None else 0.0)
             try:
-                self._process.writer.write(object_id, blob)
+                self._process.stores.writer.write(object_id, blob)
             except ObjectOccupied:  # it is made again, and its earlier form is still being read here: this one travels
                 value, size = blob.join() if isinstance(blob, Serialized) else blob, 0
             finally:

@@ -256,9 +256,9 @@ class TaskExecutor:
         self._interruptible = False
         self._children_from = 0
         self._loans = ResourceLoans(self.engine, self._raylet)
-        process.job = environment.job or process.job
-        if process.job is not None:
-            self.apply_job(process.job)
+        process.membership.job = environment.job or process.membership.job
+        if process.membership.job is not None:
+            self.apply_job(process.membership.job)
 
     @property
     def _raylet(self) -> bytes:
@@ -400,7 +400,7 @@ class TaskExecutor:
 
     def apply_job(self, job: m.JobInfo) -> None:
         """Take over the driver's working directory, import path and environment."""
-        self.process.job = job
+        self.process.membership.job = job
         for path in map(PathRelocation.of(os.environ).copy, reversed(job.sys_path)):
             if path not in sys.path:
                 sys.path.insert(0, path)
@@ -601,7 +601,7 @@ class TaskExecutor:
             local = self.process.local
             local.loading = [task_of(ref.id) for ref in refs or ()]
             try:
-                values = self.process.load_slots(inline, refs)
+                values = self.process.reader.load_slots(inline, refs)
             finally:
                 local.loading = None
             args = [fill_slot(value, values) for value in args]

@@ -415,7 +415,7 @@ def _is_of_a_message(array: Any) -> bool:
 
 
 def _is_in_store(address: int) -> bool:
-    arenas = list(require_session().arenas.values())
+    arenas = list(require_session().stores.arenas.values())
     return any(arena.address <= address < arena.address + arena.size for arena in arenas)
 
 
