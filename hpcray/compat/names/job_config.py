@@ -50,7 +50,8 @@ class JobConfig:
     def from_json(cls, job_config_json: Mapping[str, Any]) -> JobConfig:
         """Make a JobConfig from a mapping of its fields."""
         names = ("jvm_options", "code_search_path", "runtime_env", "metadata", "ray_namespace")
-        return cls(**{name: job_config_json.get(name) for name in names})
+        fields: dict[str, Any] = {name: job_config_json.get(name) for name in names}
+        return cls(**fields)
 
     def set_metadata(self, key: str, value: str) -> None:
         self.metadata[key] = value
