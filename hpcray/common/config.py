@@ -55,42 +55,12 @@ PREFIX = "HPCRAY_"
 _HINT = "hint: times are in seconds, sizes in bytes or as 2g, 512m; yes and no are 1 and 0"
 # Read by other modules: the session to join, the launcher's socket and file, the parent of session directories.
 _OTHER_VARIABLES = (
-    "ACCOUNT",
-    "ADDRESS",
-    "ATTACH_COMMAND",
-    "ATTACH_DIR",
-    "ATTACH_WAIT",
-    "CONFIG",
-    "CONSOLE",
-    "CONSTRAINT",
-    "EXECUTOR",
-    "EXIT_FILE",
-    "HEAD_WAIT",
-    "INSTANCE_ID",
-    "JOBS",
-    "JOIN_WAIT",
-    "LAUNCHER",
-    "MADE_UP_GPUS",
-    "MPIRUN",
-    "NAMESPACE",
-    "NETWORK_DEVICES",
-    "NODE_ID",
-    "NODE_NAME",
-    "OUTLIVES_STARTER",
-    "PARTITION",
-    "RAY_API",
-    "RAY_LIBRARIES",
-    "RAY_VERSION",
-    "SAFE_DIRECTORIES",
-    "SERVE_TOKEN",
-    "SESSION",
-    "SHARE_GPUS",
-    "START_BELL",
-    "START_DIR",
-    "START_GUARD",
-    "TERMINAL",
-    "TMPDIR",
-)
+    "ACCOUNT", "ADDRESS", "ATTACH_COMMAND", "ATTACH_DIR", "ATTACH_WAIT", "CONFIG", "CONSOLE", "CONSTRAINT",
+    "EXECUTOR", "EXIT_FILE", "HEAD_WAIT", "INSTANCE_ID", "JOBS", "JOIN_WAIT", "LAUNCHER", "MADE_UP_GPUS", "MPIRUN",
+    "NAMESPACE", "NETWORK_DEVICES", "NODE_ID", "NODE_NAME", "OUTLIVES_STARTER", "PARTITION", "RAY_API",
+    "RAY_LIBRARIES", "RAY_VERSION", "SAFE_DIRECTORIES", "SERVE_TOKEN", "SESSION", "SHARE_GPUS", "START_BELL",
+    "START_DIR", "START_GUARD", "TERMINAL", "TMPDIR",
+)  # fmt: skip
 RAY_LIBRARIES = "HPCRAY_RAY_LIBRARIES"
 """Variable of a driver, which its workers get too: where `import ray` finds Ray's own libraries."""
 OTLP_FILE = "otlp-file:"
@@ -115,8 +85,10 @@ _RAY_SETTINGS = {
     "object_spilling_threshold": ("spill_threshold", 1),
     "local_fs_capacity_threshold": ("disk_capacity_threshold", 1),
     "max_direct_call_object_size": ("inline_limit", 1),
+    "maximum_gcs_destroyed_actor_cached_count": ("dead_actors", 1),
     "max_lineage_bytes": ("lineage_limit", 1),
     "max_num_generator_returns": ("max_generator_returns", 1),
+    "preload_python_modules": ("preload", 1),
     "record_ref_creation_sites": ("record_ref_creation_sites", 1),
     "scheduler_spread_threshold": ("spread_threshold", 1),
     "worker_lease_timeout_milliseconds": ("idle_lease_timeout", 1000),
@@ -212,6 +184,7 @@ class Config(msgspec.Struct, frozen=True):
         prestart: workers forked before the first request; -1: one per CPU.
         log_to_driver: whether prints of workers reach the driver's terminal.
         get_report_after: a driver's `get` that has waited this long reports its reason on stderr; 0: never.
+        dead_actors: how many actors that have ended `list_actors` knows.
         task_events: how many ended tasks and calls each worker remembers, for `timeline` and `list_tasks`; 0: none.
         worker_start_timeout: a worker that is not up this long after its fork is killed.
         memory_usage_threshold: share of the node's memory beyond which a worker is ended, before the kernel ends any
@@ -314,6 +287,7 @@ class Config(msgspec.Struct, frozen=True):
     prestart: CountOrMinusOne = -1
     log_to_driver: bool = True
     get_report_after: Seconds = 60.0
+    dead_actors: Annotated[int, msgspec.Meta(ge=1)] = 10_000
     task_events: Count = 5_000
     worker_start_timeout: Seconds = 60.0
     memory_usage_threshold: Share = 0.95
@@ -384,6 +358,8 @@ class Config(msgspec.Struct, frozen=True):
         found: dict[str, Any] = {}
         for name, value in ray_settings.items():
             field, units = _RAY_SETTINGS.get(name, ("", 1))
+            if isinstance(value, list):
+                value = ",".join(value)
             if field:
                 found[field] = value if units == 1 else value / units
         if ray_settings.get("worker_cap_enabled") is False:

@@ -428,7 +428,7 @@ def _check_env_vars(value: Any) -> dict[str, str] | None:
             if not isinstance(item, str):
                 raise TypeError(
                     f"runtime_env['env_vars'] must be of type Dict[str, str], "
-                    f"but the {kind} {item!r} in {name!r}: {text!r} is of type {type(item)}"
+                    f"but the {kind} {item} is of type {type(item)}, in {name!r}: {text!r}"
                 )
             problem = _variable_problem(item, kind)
             if problem:
@@ -533,10 +533,11 @@ def _installer(name: str, known: tuple[str, ...]) -> Callable[[Any], dict[str, A
         found["packages"] = _packages(name, value["packages"])
         for field in known[1:]:
             kind: Any = bool if field.endswith("_check") else list if field.endswith("_options") else str
+            where = f"runtime_env['{name}']['{field}'] must be of type"
             if field in found and found[field] is not None and not isinstance(found[field], kind):
-                raise TypeError(
-                    f"runtime_env['{name}']['{field}'] must be of type {kind.__name__}, got {type(found[field])}"
-                )
+                raise TypeError(f"{where} {kind.__name__}, got {type(found[field])}")
+            if kind is list:
+                _check_strings(where, found.get(field) or [])
         found.setdefault(known[1], False)  # pip_check, uv_check
         if name == "uv" and given_as_dict:
             found.setdefault("uv_pip_install_options", ["--no-cache"])
@@ -554,13 +555,14 @@ def _packages(name: str, given: Any) -> list[str]:
         return [line for line in lines if line and not line.startswith("#")]
     if not isinstance(given, list):
         raise ValueError(f"runtime_env['{name}']['packages'] must be of type str or list, got: {type(given)}")
-    for index, item in enumerate(given):
-        if not isinstance(item, str):
-            raise TypeError(
-                f"runtime_env['{name}'] must be of type str or List[str]: its packages are list[str], "
-                f"got {type(item)} for {index}-th item."
-            )
+    _check_strings(f"runtime_env['{name}'] must be of type str or List[str]: its packages are", given)
     return list(dict.fromkeys(given))
+
+
+def _check_strings(where: str, items: list[Any]) -> None:
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise TypeError(f"{where} list[str], got {type(item)} for {index}-th item.")
 
 
 def _check_conda(value: Any) -> str | dict[str, Any]:

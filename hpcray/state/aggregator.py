@@ -18,6 +18,7 @@ from hpcray.common.job_names import FIRST_JOB, jobs_space
 from hpcray.common.resources import JOB_FIELD, runtime_env_fields
 from hpcray.diagnostics import wait_graph
 from hpcray.diagnostics.cluster_query import ClusterQuery, ClusterRoster, ProcessInfo
+from hpcray.protocol.messages import USER_EXIT
 from hpcray.protocol.messages import JobInfo as DriverJob
 from hpcray.runtime.core_worker.core_worker import CoreWorker
 from hpcray.state.breakpoints import paused_threads
@@ -122,8 +123,7 @@ class StateAggregator:
 
     def workers(self) -> list[WorkerState]:
         """Every living driver and worker, and the last workers that have ended."""
-        nodes = self._nodes()
-        now = time.time()
+        nodes, now = self._nodes(), time.time()
         paused = Counter(worker for worker, _ in paused_threads(self._process))
         ended = [
             WorkerState(
@@ -232,8 +232,7 @@ class StateAggregator:
         for answer in owned.values():
             history.add_failed(answer["failed"], answer["job"])
             history.add_open(answer["rows"], answer["job"])
-        rows = self._process.gcs.call("actors")
-        history.add_creations((row, job_of_actor(row)) for row in rows)
+        history.add_creations((row, job_of_actor(row)) for row in self._process.gcs.call("actors"))
         paused, found = {task for _, task in paused_threads(self._process)}, history.rows()
         for one in found:
             one.is_debugger_paused = one.state == "RUNNING" and one.task_id in paused
@@ -241,9 +240,7 @@ class StateAggregator:
 
     def objects(self) -> list[ObjectState]:
         """Every process's references."""
-        people = {one.proc: one for one in self._people()}
-        nodes = self._nodes()
-        found = []
+        people, nodes, found = {one.proc: one for one in self._people()}, self._nodes(), []
         for proc, answer in self._query(people.values(), "objects", MAX_ROWS_PER_PROCESS).items():
             one = people[proc]
             found += [
@@ -534,8 +531,11 @@ class TaskHistory:
             row.end_time_ms = int((end + answer["offset"]) * _MILLI)
             row.creation_time_ms = row.start_time_ms = row.end_time_ms - us // _MICRO_PER_MILLI
             if failed:
-                kind, row.error_message = errors.get(task, ("", None))
-                row.error_type = _ERROR_TYPES.get(kind, _FAILED)
+                kind, text = errors.get(task, ("", None))
+                if kind == "ActorDiedError" and text and USER_EXIT in text and row.actor_id and row.actor_id in text:
+                    row.state = "FINISHED"  # the call has ended its actor, as it was to
+                else:
+                    row.error_type, row.error_message = _ERROR_TYPES.get(kind, _FAILED), text
             self._attempts.setdefault(task, []).append(row)
             begun.append((row.start_time_ms, task))
         for call in answer["running"]:

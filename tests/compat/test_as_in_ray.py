@@ -368,10 +368,14 @@ def test_init_takes_a_job_config(tmp_path: Path) -> None:
             JobConfig(default_actor_lifetime="for ever")
         except ValueError:
             print("refused")
+        try:
+            JobConfig.from_json({"code_search_path": "/a:/b"})
+        except TypeError:
+            print("refused")
         """,
         tmp_path,
     )
-    assert out.split() == ["here", "yes", "pong", "refused"]
+    assert out.split() == ["here", "yes", "pong", "refused", "refused"]
 
 
 @row("util.ActorPool, ActorGroup, as_completed, map_unordered")

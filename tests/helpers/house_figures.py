@@ -79,7 +79,7 @@ LINES_OF_CODE = {
     "attach": 1417,
     "autoscaler": 1222,
     "cli": 4311,
-    "common": 1563,
+    "common": 1539,
     "compat": 3374,
     "core": 12348,
     "dashboard": 2082,

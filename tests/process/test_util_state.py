@@ -385,6 +385,42 @@ def test_list_summary_and_timeline_print_the_state_api(tmp_path):
     ray.kill(counter)
 
 
+def test_a_call_that_ends_its_actor_on_purpose_has_finished():
+    @ray.remote(num_cpus=0)
+    class Mortal:
+        def leave(self):
+            ray.actor.exit_actor()
+
+        def exit(self, code):
+            sys.exit(code)
+
+        def ask(self, refs):
+            ray.get(refs[0])
+
+    @ray.remote(num_cpus=0)
+    class AsyncMortal:
+        async def leave(self):
+            ray.actor.exit_actor()
+
+    def run(name, method, *args):
+        with pytest.raises(ray.exceptions.RayError):
+            ray.get(method.options(name=name).remote(*args))
+
+    run("leave plainly", Mortal.remote().leave)
+    run("leave in a coroutine", AsyncMortal.remote().leave)
+    run("exit with 0", Mortal.remote().exit, 0)
+    run("exit with 3", Mortal.remote().exit, 3)
+    run("ask one that leaves", Mortal.remote().ask, [Mortal.remote().leave.remote()])
+
+    def states():
+        rows = {row.name: row for row in state.list_tasks(detail=True, limit=10_000)}
+        names = ("leave plainly", "leave in a coroutine", "exit with 0", "exit with 3", "ask one that leaves")
+        return [(rows[name].state, rows[name].error_type) for name in names]
+
+    finished, died = ("FINISHED", None), ("FAILED", "ACTOR_DIED")
+    eventually(lambda: states() == [finished, finished, finished, died, ("FAILED", "TASK_EXECUTION_EXCEPTION")])
+
+
 def test_workers_that_have_ended_say_how():
     @ray.remote(num_cpus=0, max_retries=0)
     def crash(number):

@@ -79,13 +79,16 @@ def test_a_system_config_of_rays_sets_what_hpcray_has_too() -> None:
         "local_gc_interval_s": 7,
         "memory_monitor_refresh_ms": 100,
         "gcs_rpc_server_reconnect_timeout_s": 1,
+        "preload_python_modules": ["html.parser", "webbrowser"],
     }
     given["object_spilling_config"] = '{"type": "filesystem", "params": {"directory_path": ["/a", "/b"]}}'
     config = Config.from_env({"RAY_local_gc_interval_s": "9"}, **Config.from_system_config(given))
     assert (config.gc_interval, config.memory_monitor_period, config.spill_dir) == (7, 0.1, "/a")
+    assert config.preload == "html.parser,webbrowser"
     off = Config.from_system_config({"automatic_object_spilling_enabled": False})
     assert Config.from_env({}, **off).spill_threshold == 0
     assert Config.from_env({"RAY_local_gc_interval_s": "9"}).gc_interval == 9
+    assert Config.from_env({"RAY_preload_python_modules": "a.b,c"}).preload == "a.b,c"
 
 
 @pytest.mark.parametrize(("text", "size"), [("2g", 2 << 30), ("512MiB", 512 << 20), ("0", 0), ("1000000", 10**6)])

@@ -28,8 +28,8 @@ def info(node: int) -> m.NodeInfo:
     return m.NodeInfo(node, f"id{node}", f"host{node}", f"10.0.0.{node}", 1, total, b"", "mpi", 0)
 
 
-def up() -> Gcs:
-    head = Gcs(Config())
+def up(config: Config | None = None) -> Gcs:
+    head = Gcs(config or Config())
     head.cluster_up(0.0, "s", [info(node) for node in range(NODES)])
     return head
 
@@ -234,7 +234,7 @@ def test_a_process_that_watches_a_group_which_can_no_longer_come_gets_its_remova
 
 def restored(first: Gcs, snapshot: TableSnapshot) -> Gcs:
     snapshot.apply(first.log.changed_rows())
-    second = Gcs(Config())
+    second = Gcs(first.config)
     second.restore(1.0, snapshot)
     return second
 
@@ -307,9 +307,9 @@ def test_a_snapshot_drops_the_watchers_of_dead_actors_and_groups() -> None:
 
 
 def test_only_the_last_dead_actors_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor_manager, "DEAD_ACTORS_KEPT", 3)
     monkeypatch.setattr(actor_manager, "ENDED_KEPT", 5)
-    head, snapshot = up(), TableSnapshot()
+    config = Config.from_env({"RAY_maximum_gcs_destroyed_actor_cached_count": "3"})
+    head, snapshot = up(config), TableSnapshot()
     snapshot.apply(head.log.snapshot_rows(), whole=True)
     for number in range(50):
         head.handle(1.0, PROCS[0], m.CreateActor(1, spec(0, number, 1, False, False, 0)))
@@ -319,6 +319,7 @@ def test_only_the_last_dead_actors_are_remembered(monkeypatch: pytest.MonkeyPatc
     assert [key for key, _ in snapshot.table(state_log.FORGOTTEN)] == forgotten
     second = restored(head, snapshot)
     for one in (head, second):
+        assert len(one.actors.actors) == config.dead_actors == 3
         (state,) = one.handle(2.0, PROCS[1], m.WatchActor(forgotten[0]))
         assert isinstance(state, Send) and isinstance(state.msg, m.ActorStateUpdate) and state.msg.state == "DEAD"
         assert one.handle(2.0, PROCS[1], m.WatchActor(actor_of(0, 1))) == [], "that was too long ago to know"

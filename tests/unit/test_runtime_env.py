@@ -58,7 +58,8 @@ class TestValidation:
     @pytest.mark.parametrize(
         ("fields", "error", "text"),
         [
-            ({"env_vars": {"A": 1}}, TypeError, "Dict.str, str.*1 in 'A'"),
+            ({"env_vars": {"A": 1}}, TypeError, "Dict.str, str.*the value 1 is of type <class 'int'>, in 'A'"),
+            ({"env_vars": {1.23: "a"}}, TypeError, "the key 1.23 is of type <class 'float'>"),
             ({"working_dir": 3}, TypeError, "`working_dir` must be a string, got"),
             ({"working_dir": "/no/such/place"}, ValueError, "/no/such/place is not a valid path"),
             ({"working_dir": "s3://bucket/a"}, ValueError, "Only .zip, .* supported for remote URIs"),
@@ -69,6 +70,9 @@ class TestValidation:
             ({"uv": {"packages": "a"}}, ValueError, "not a valid file"),
             ({"pip": {"packages": 3}}, ValueError, r"must be of type str or list"),
             ({"uv": ["a", 3]}, TypeError, "for 1-th item"),
+            ({"uv": {"packages": ["a"], "uv_pip_install_options": ["-q", 3]}}, TypeError, "uv_pip_in.*int'> for 1-th"),
+            ({"pip": {"packages": ["a"], "pip_install_options": [None]}}, TypeError, "pip_install_options.* for 0-th"),
+            ({"pip": {"packages": ["a"], "pip_install_options": "-q"}}, TypeError, "pip_install_options.* type list"),
             ({"py_modules": "x"}, TypeError, "`py_modules` must be a list of strings"),
             ({"py_modules": [3]}, TypeError, "py_modules"),
             ({"excludes": "x"}, TypeError, "excludes"),

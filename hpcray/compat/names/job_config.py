@@ -22,7 +22,7 @@ class JobConfig:
         default_actor_lifetime: "detached" or "non_detached": `lifetime` of the actors that have none of their own.
 
     Raises:
-        ValueError: the lifetime is unknown.
+        ValueError: the lifetime is unknown. TypeError: code_search_path is neither a list nor a tuple.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class JobConfig:
     ) -> None:
         self.jvm_options = jvm_options or []
         self.code_search_path = code_search_path or []
+        if not isinstance(self.code_search_path, (list, tuple)):
+            raise TypeError(f"The type of code search path is incorrect: {type(code_search_path)}")
         self.metadata = metadata or {}
         self.ray_namespace = ray_namespace
         self.py_logging_config: LoggingConfig | None = None
@@ -47,11 +49,9 @@ class JobConfig:
     @classmethod
     def from_json(cls, job_config_json: Mapping[str, Any]) -> JobConfig:
         """Make a JobConfig from a mapping of its fields."""
-        field = job_config_json.get
-        return cls(
-            field("jvm_options"), field("code_search_path"), field("runtime_env"), False, field("metadata"),
-            field("ray_namespace"),
-        )  # fmt: skip
+        names = ("jvm_options", "code_search_path", "runtime_env", "metadata", "ray_namespace")
+        fields: dict[str, Any] = {name: job_config_json.get(name) for name in names}
+        return cls(**fields)
 
     def set_metadata(self, key: str, value: str) -> None:
         self.metadata[key] = value

@@ -123,7 +123,7 @@ TRANSITIONS: dict[str, tuple[str, ...]] = {
     ALIVE: (RESTARTING, DEAD),
     # The worker or node has died and restarts are left; waits for a node or for the constructor.
     RESTARTING: (ALIVE, RESTARTING, DEAD),
-    # Ended for good; DEAD_ACTORS_KEPT of these stay in the table.
+    # Ended for good; `Config.dead_actors` of these stay in the table.
     DEAD: (),
 }
 BUSY_NODE_AFTER = 0.5
@@ -132,7 +132,6 @@ BUSY_NODE_KEPT = 30.0
 """Seconds during which an actor that queues again goes to the same busy node, which reserves room longer each time."""
 LONGEST_PAUSE = 8.0
 """Seconds between two attempts to start an actor whose worker cannot be started, at most."""
-DEAD_ACTORS_KEPT = 10_000
 FORMER_WORKERS_KEPT = 16
 """Former workers of one actor whose late messages are recognized."""
 _ENDED_MEANWHILE = "its worker ended while another node became the head"
@@ -210,7 +209,8 @@ class ActorManager:
     Args:
         resources: what every node has; actors are placed by it.
         dirty_rows: where changed rows are noted for the state log.
-        group_is_removed: whether a shape asks for resources of a removed placement group.
+        is_removed: whether a shape asks for resources of a removed placement group.
+        most_dead: how many DEAD actors stay in the table.
 
     Attributes:
         actors: by actor id; the last DEAD ones included.
@@ -219,11 +219,12 @@ class ActorManager:
     """
 
     def __init__(
-        self, resources: ClusterResources, dirty_rows: DirtyRows, group_is_removed: Callable[[m.Shape], bool]
+        self, resources: ClusterResources, dirty_rows: DirtyRows, is_removed: Callable[[m.Shape], bool], most_dead: int
     ) -> None:
         self._resources = resources
         self._dirty_rows = dirty_rows
-        self._group_is_removed = group_is_removed
+        self._group_is_removed = is_removed
+        self._most_dead = most_dead
         self.admissions: list[Admission] = []
         self.actors: dict[bytes, Actor] = {}
         self.names: dict[tuple[str, str], bytes] = {}
@@ -743,7 +744,7 @@ class ActorManager:
         actor.spec = msgspec.structs.replace(spec, cls=b"", args=b"", refs=[])
         self._dirty_rows.add(rows.SPEC, spec.actor)
         self._dead.append(spec.actor)
-        if len(self._dead) > DEAD_ACTORS_KEPT:
+        if len(self._dead) > self._most_dead:
             self._forget_dead(self._dead.popleft())
 
     def _forget_dead(self, ident: bytes) -> None:
@@ -798,7 +799,7 @@ class ActorManager:
             for ident in idents:
                 assert self.actors[ident].state != DEAD and not self.actors[ident].spec.detached, ident.hex()
         dead = sorted(ident for ident, actor in self.actors.items() if actor.state == DEAD)
-        assert sorted(self._dead) == dead and len(dead) <= DEAD_ACTORS_KEPT
+        assert sorted(self._dead) == dead and len(dead) <= self._most_dead
         assert not self.pending_lookups.pending.keys() & self.actors.keys()
         for ident, lookup in self.pending_lookups.pending.items():
             gone = {proc for proc in lookup.watchers if node_of(proc) in self._resources.dead}

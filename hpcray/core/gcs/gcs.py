@@ -68,7 +68,7 @@ class Gcs:
         )
         self.groups = PlacementGroupManager(self.resources, self._dirty_rows, self._group_removed, near_sets)
         self.scheduler = ClusterScheduler(self.resources, self.groups.is_removed, config.locality_wait)
-        self.actors = ActorManager(self.resources, self._dirty_rows, self.groups.is_for_removed_group)
+        self.actors = ActorManager(self.resources, self._dirty_rows, self.groups.is_for_removed, config.dead_actors)
         self.queries = QueryService(self.resources, self.scheduler, self.actors, self.groups, self._dirty_rows)
         self.garbage = GlobalGarbageCollection(config.global_gc_min_interval)
         self._tables = GcsTables(self.resources, self.actors, self.groups, self.queries)

@@ -333,7 +333,7 @@ class PlacementGroupManager:
             return known.state == REMOVED
         return group in self._removed_ids or self._is_dead(owner_of(bytes.fromhex(group)))
 
-    def is_for_removed_group(self, shape: m.Shape) -> bool:
+    def is_for_removed(self, shape: m.Shape) -> bool:
         """Whether a request is for resources of a removed group."""
         group = group_of(shape.resources)
         return bool(group) and self.is_removed(group)
