@@ -1,10 +1,10 @@
 """`python -m hpcray.compat install [--version V] | uninstall | path`: make `import ray` hpcray in this environment.
 `python -m hpcray.compat libraries install [DIR] | path`: Ray's own libraries (Data, Tune, ...), for `import ray.data`.
 
-`install` writes one line into site-packages (`hpcray-ray.pth`), and the command `ray` beside `python`. The environment
-then has a package `ray` and a distribution "ray" with Ray's extras, for pip and `importlib.metadata` too. `--version
-2.44.1` is for packages that pin that version: the distribution, and `ray.__version__` with HPCRAY_RAY_VERSION=2.44.1,
-claim it. `install` refuses where the real Ray is installed.
+`install` writes one line into site-packages (`hpcray-ray.pth`), and Ray's commands `ray`, `serve` and `tune` beside
+`python`. The environment then has a package `ray` and a distribution "ray" with Ray's extras, for pip and
+`importlib.metadata` too. `--version 2.44.1` is for packages that pin that version: the distribution, and
+`ray.__version__` with HPCRAY_RAY_VERSION=2.44.1, claim it. `install` refuses where the real Ray is installed.
 
 `libraries install` unpacks the libraries of Ray's wheel into a directory of this environment, or into DIR.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from hpcray.common.ray_version import RAY_VERSION, STANDIN
 from hpcray.compat import distribution, libraries
-from hpcray.platform.process_control import module_line
+from hpcray.platform.process_control import code_line, module_line
 
 _PTH = "hpcray-ray.pth"
 _COMMAND = """\
@@ -31,10 +31,31 @@ exec {line} "$@"
 """
 
 
+def commands() -> dict[str, str]:
+    """Return the text of each command that Ray's own distribution has, by its path. `serve` and `tune` are those of
+    Ray's libraries, and say so where these are not installed."""
+    lines = {
+        "ray": module_line("hpcray.cli.ray"),
+        "serve": module_line("hpcray.cli", "serve"),
+        "tune": code_line("from ray.tune.cli.scripts import cli; cli(prog_name='tune')"),
+    }
+    scripts = sysconfig.get_path("scripts")
+    return {os.path.join(scripts, name): _COMMAND.format(line=shlex.join(line)) for name, line in lines.items()}
+
+
+def _is_ours(path: str) -> bool:
+    """True unless another package has put a command of that name there."""
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return True
+    return text in commands().values() or "hpcray.cli.ray" in text
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a command of the module docstring. Returns the exit code."""
     site = sysconfig.get_path("purelib")
-    path, command = os.path.join(site, _PTH), os.path.join(sysconfig.get_path("scripts"), "ray")
+    path = os.path.join(site, _PTH)
     if list(argv[:1]) == ["libraries"]:
         return libraries.main(list(argv[1:]))
     if list(argv) == ["path"]:
@@ -55,10 +76,14 @@ def main(argv: Sequence[str]) -> int:
             return 1
         with open(path, "w", encoding="utf-8") as file:
             file.write(STANDIN + "\n")
-        with open(command, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o755)) as file:
-            file.write(_COMMAND.format(line=shlex.join(module_line("hpcray.cli.ray"))))
-        distribution.write(Path(site), version, [path, command])
-        print(f"hpcray: import ray is hpcray now; {path}, {command}")
+        written = {command: text for command, text in commands().items() if _is_ours(command)}
+        for command, text in written.items():
+            with open(command, "w", encoding="utf-8", opener=lambda name, flags: os.open(name, flags, 0o755)) as file:
+                file.write(text)
+        distribution.write(Path(site), version, [path, *written])
+        print(f"hpcray: import ray is hpcray now; {', '.join([path, *written])}")
+        for command in commands().keys() - written.keys():
+            print(f"hpcray: {command} is another package's, and stays")
         if version != RAY_VERSION:
             print(f"hpcray: pip sees ray {version}; for `ray.__version__` too: export HPCRAY_RAY_VERSION={version}")
     elif list(argv) == ["uninstall"]:
@@ -67,8 +92,9 @@ def main(argv: Sequence[str]) -> int:
             return 1
         os.unlink(path)
         distribution.remove(Path(site))
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(command)
+        for command in filter(_is_ours, commands()):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(command)
     else:
         print(__doc__, file=sys.stderr)
         return 2

@@ -57,6 +57,28 @@ def test_pip_finds_the_files_of_the_distribution_and_another_version_is_claimed(
     assert main(["install", "--version", "new"]) == 2
 
 
+def test_the_commands_of_ray_are_there_and_those_of_other_packages_stay(site: Path) -> None:
+    ours = Path(STANDIN, "pyproject.toml").read_text()
+    for name in ("ray", "serve", "tune"):
+        assert f'\n{name} = "' in ours
+    (site / "serve").write_text("#!/bin/sh\necho of another package\n")
+    assert main(["install"]) == main(["install"]) == 0
+    assert "another package" in (site / "serve").read_text() and os.access(site / "tune", os.X_OK)
+    (info,) = site.glob("*.dist-info")
+    listed = {file.name for file in importlib.metadata.Distribution.at(info).files or ()}
+    assert listed & {"ray", "serve", "tune"} == {"ray", "tune"}, "pip removes what is listed"
+    assert main(["uninstall"]) == 0
+    assert [path.name for path in site.iterdir()] == ["serve"]
+    (site / "serve").unlink()
+    assert main(["install"]) == 0
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join([STANDIN, str(ROOT)]), "HPCRAY_RAY_LIBRARIES": "/nowhere"}
+    for name in ("serve", "tune"):
+        ran = subprocess.run(
+            [site / name, "--help"], env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
+        assert ran.returncode and "libraries" in ran.stderr, "it says what is missing"
+
+
 def test_the_extras_of_ray_are_those_of_hpcray() -> None:
     read = Path(STANDIN, "ray-2.60.0+hpcray.dist-info", "METADATA").read_text()
     assert read == distribution.metadata(), "python -c 'from hpcray.compat.distribution import metadata; ...' writes it"

@@ -145,6 +145,44 @@ def test_the_global_worker_names_the_role_of_the_process(ray: Any) -> None:
     ray._private.worker.blocking_get_inside_async_warned = True
 
 
+@row("ray._private.worker.global_worker")
+def test_the_global_worker_says_what_the_runtime_context_says(ray: Any) -> None:
+    """Train's workers read the placement group in force there."""
+
+    def facts() -> dict[str, Any]:
+        me = ray._private.worker.global_worker
+        return {
+            "group": me.placement_group_id.hex(), "captures": me.should_capture_child_tasks_in_placement_group,
+            "name": me.current_task_name, "function": me.current_task_function_name, "actor": me.actor_name,
+        }  # fmt: skip
+
+    nil = ray._raylet.PlacementGroupID.nil().hex()
+    worker, here = ray._private.worker.global_worker, ray.get_runtime_context()
+    assert facts() == {"group": nil, "captures": False, "name": "", "function": "", "actor": ""}
+    assert worker.current_cluster_and_job == (worker.node.cluster_id, worker.current_job_id)
+    assert worker.current_temp_dir == here.get_temp_dir() and worker.current_node_labels == here.get_node_labels()
+
+    @ray.remote(num_cpus=1)
+    def of_task() -> tuple[dict[str, Any], bool]:
+        return facts(), ray._private.worker.global_worker.is_canceled
+
+    @ray.remote(num_cpus=1)
+    class Actor:
+        def facts(self) -> dict[str, Any]:
+            return facts()
+
+    group = ray.util.placement_group([{"CPU": 1}])
+    inside = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group)
+    found, canceled = ray.get(of_task.options(name="the task", scheduling_strategy=inside).remote())
+    assert found.pop("function").endswith("of_task") and canceled is False
+    assert found == {"group": group.id.hex(), "captures": False, "name": "the task", "actor": ""}
+    capturing = inside.__class__(group, placement_group_capture_child_tasks=True)
+    actor = Actor.options(name="table.facts", scheduling_strategy=capturing).remote()
+    found = ray.get(actor.facts.remote())
+    assert (found["group"], found["captures"], found["actor"]) == (group.id.hex(), True, "table.facts")
+    ray.util.remove_placement_group(group)
+
+
 @row("ray._private.worker._global_node")
 def test_the_global_node_names_addresses_and_directories(ray: Any) -> None:
     node = ray._private.worker._global_node

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from hpcray.compat.__main__ import commands
+from hpcray.compat.finder import LENT, STANDIN
 
 for needed in ("pandas", "pyarrow", "fsspec", "requests"):
     pytest.importorskip(needed)
@@ -164,3 +170,21 @@ def test_further_schedulers(tune: Any, tmp_path: Path, name: str) -> None:
     results = tuner.fit()
     assert (len(results), results.num_errors) == (4, 0)
     assert results.get_best_result("score", "max").config["slope"] == 4
+
+
+def test_the_command_tune_lists_the_trials_of_a_search(tune: Any, tmp_path: Path, libraries: str) -> None:
+    def objective(config: dict[str, Any]) -> None:
+        tune.report({"score": config["a"]})
+
+    tune.Tuner(
+        objective, param_space={"a": tune.grid_search([1, 2])},
+        run_config=tune.RunConfig(name="listed", storage_path=str(tmp_path), verbose=0),
+    ).fit()  # fmt: skip
+    (text,) = (text for path, text in commands().items() if path.endswith("/tune"))
+    command = tmp_path / "tune"
+    command.write_text(text)
+    environ = {**os.environ, LENT: libraries, "PYTHONPATH": os.pathsep.join([STANDIN, *sys.path])}
+    line = ["sh", str(command), "ls", str(tmp_path / "listed"), "--columns", "config/a,score"]
+    shown = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.count("|") >= 6, (shown.stdout, shown.stderr)

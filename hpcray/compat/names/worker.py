@@ -17,7 +17,7 @@ from hpcray.api.session import ClientContext, post_init_hooks, require_session
 from hpcray.common.exceptions import ObjectLostError
 from hpcray.common.ids import PUT_INDEX, owner_of, task_of
 from hpcray.common.job_names import logs_directory
-from hpcray.compat.names.ids import ActorID, ClusterID, JobID, NodeID, TaskID, WorkerID
+from hpcray.compat.names.ids import ActorID, ClusterID, JobID, NodeID, PlacementGroupID, TaskID, WorkerID
 from hpcray.compat.names.ray_constants import LOCAL_MODE, SCRIPT_MODE, WORKER_MODE, logger
 from hpcray.compat.names.serialization_context import SerializationContext
 from hpcray.compat.names.state import GcsClient
@@ -348,6 +348,19 @@ class _GlobalNode:
         }
 
 
+_OF_CONTEXT = {
+    "current_node_labels": "get_node_labels",
+    "current_temp_dir": "get_temp_dir",
+    "is_canceled": "is_canceled",
+}
+_OF_WORKERS = {
+    "actor_name": "actor_name",
+    "current_task_name": "task_name",
+    "current_task_function_name": "task_function_name",
+}
+"""Attributes of `Worker` by what the runtime context calls them; those of workers are "" in a driver."""
+
+
 class Worker:
     """Ray's object for this process. There is one: `global_worker`."""
 
@@ -413,6 +426,23 @@ class Worker:
         return ActorID.from_hex(ident) if ident else ActorID.nil()
 
     @property
+    def placement_group_id(self) -> PlacementGroupID:
+        """Id of the placement group in force; nil for none."""
+        ident = get_runtime_context().get_placement_group_id()
+        return PlacementGroupID.from_hex(ident) if ident else PlacementGroupID.nil()
+
+    @property
+    def should_capture_child_tasks_in_placement_group(self) -> bool:
+        """True if child tasks run in the placement group in force."""
+        return get_runtime_context().should_capture_child_tasks_in_placement_group
+
+    @property
+    def current_cluster_and_job(self) -> tuple[ClusterID, JobID]:
+        """Ids of the cluster and of the job."""
+        self.check_connected()
+        return self.node.cluster_id, self.current_job_id
+
+    @property
     def namespace(self) -> str:
         return get_runtime_context().namespace
 
@@ -447,6 +477,10 @@ class Worker:
         return current.process
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OF_CONTEXT:
+            return getattr(get_runtime_context(), _OF_CONTEXT[name])()
+        if name in _OF_WORKERS:
+            return (getattr(get_runtime_context(), f"get_{_OF_WORKERS[name]}")() if current.worker else None) or ""
         raise AttributeError(f"hpcray does not have ray._private.worker.global_worker.{name}")
 
 
