@@ -129,15 +129,14 @@ def is_plain(values: Sequence[Any]) -> bool:
     """
     level: Collection[Any] = values
     kinds = {*map(type, values)}
+    seen: set[int] = set()
     if len(values) == 1 and kinds <= _CONTAINERS:  # most calls have one argument of this kind
         value = values[0]
-        level = [*value, *value.values()] if dict in kinds else value
+        level = value
+        if dict in kinds:
+            level = value.values() if {*map(type, value)} <= SCALARS else [*value, *value.values()]
         kinds = {*map(type, level)}
-        if kinds <= SCALARS:
-            return True
-        seen = {id(value)}
-    else:
-        seen = set()
+        seen.add(id(value))
     count, total = len(seen), 0
     while not kinds <= SCALARS:
         if not kinds <= _PLAIN:
@@ -397,9 +396,6 @@ class Canonical:
     # ------------------------------------------------------------ other objects
 
     def _other(self, kind: type, value: Any) -> None:
-        if self._classes is not None and kind in self._classes.objects:
-            self._object(kind, value)
-            return
         if isinstance(value, type):
             self._class(value)
             return
@@ -409,6 +405,8 @@ class Canonical:
             self._add(kind)
             self._add(value.name)
             self._add(value._value_)
+            return
+        if self._classes is not None and self._classes.is_simple(kind) and self._simple_object(kind, value):
             return
         if (special := _special(kind, value)) is not None:
             special(self, value)
@@ -422,9 +420,23 @@ class Canonical:
                 adder(self, value)
                 self._step("", _raw_state(value))
                 return
-        if self._classes is not None:
-            self._classes.note_object(kind)
         self._object(kind, value)
+
+    def _simple_object(self, kind: type, value: Any) -> bool:
+        """An object that is its class and its attributes. Returns False where its class is no longer simple."""
+        mention = self._memo.get(id(kind)) or self._mention_of_class(kind)
+        if kind in copyreg.dispatch_table or not self._classes.is_simple(kind):  # type: ignore[union-attr]
+            return False
+        self._remember(value)
+        self._parts.append(b"o" + mention)
+        self._attributes(value.__dict__)
+        return True
+
+    def _mention_of_class(self, kind: type) -> bytes:
+        classes = self._classes
+        assert classes is not None
+        mention = self._memo[id(kind)] = b"c" + (classes.known(kind) or classes.mark(kind))
+        return mention
 
     def _object(self, kind: type, value: Any) -> None:
         """An object that is described as its pickle is."""
@@ -807,9 +819,8 @@ class Canonical:
             self._value_node(f"global {module.__name__.rpartition('.')[2]}.{name}", found)
 
     def _class(self, value: type) -> None:
-        if self._classes is not None and (known := self._classes.known(value)) is not None:
-            mention = self._memo[id(value)] = b"c" + known
-            self._parts.append(mention)
+        if self._classes is not None and self._classes.knows(value):
+            self._parts.append(self._mention_of_class(value))
             return
         module = value.__module__ if isinstance(value.__module__, str) else "builtins"
         if not is_own_module(module):
@@ -819,8 +830,7 @@ class Canonical:
                 self._add(item)
             return
         if self._classes is not None:
-            mention = self._memo[id(value)] = b"c" + self._classes.mark(value)
-            self._parts.append(mention)
+            self._parts.append(self._mention_of_class(value))
             return
         known = self._memo.get(id(value))
         if known is not None:
@@ -1144,20 +1154,26 @@ _VALUES = operator.methodcaller("values")
 class ClassMarks:
     """Digests of classes that are met again and again. A class is described anew when anything in it, or that it
     names, is another object than it was; and each time, where it holds what can change unseen, such as a list.
-
-    Attributes:
-        objects: classes whose objects are described as their pickles are.
     """
 
     def __init__(self) -> None:
         self._known: dict[type, tuple[bytes, Watch]] = {}
-        self.objects: set[type] = set()
+        self._simple: set[type] = set()
 
-    def note_object(self, kind: type) -> None:
-        """Add to `objects`."""
-        if len(self.objects) >= _MOST_CLASSES:
-            self.objects.clear()
-        self.objects.add(kind)
+    def is_simple(self, kind: type) -> bool:
+        """Return True for a class whose objects consist of their attributes, as it was when it was last described."""
+        if kind in self._simple:
+            return True
+        if not all(base is object or _is_simple(base) for base in kind.__mro__):
+            return False
+        if len(self._simple) >= _MOST_CLASSES:
+            self._simple.clear()
+        self._simple.add(kind)
+        return True
+
+    def knows(self, kind: type) -> bool:
+        """Return True if a class has been described before."""
+        return kind in self._known
 
     def known(self, kind: type) -> bytes | None:
         """The digest of a class that has been described before and is still the same; else None."""
@@ -1173,13 +1189,27 @@ class ClassMarks:
         form = Canonical()
         watch = form._watched = Watch()
         mark = form.digest_of(kind)
+        self._known.pop(kind, None)
+        self._simple.discard(kind)
+        if len(self._known) >= _MOST_CLASSES:
+            self._known.clear()
         if form._watched is watch and _is_whole(watch):
-            if len(self._known) >= _MOST_CLASSES:
-                self._known.clear()
             self._known[kind] = mark, watch
-        else:
-            self._known.pop(kind, None)
         return mark
+
+
+def _is_simple(kind: type) -> bool:
+    """Return True for a class of the program's that leaves it to Python what its objects consist of."""
+    content = vars(kind)
+    return (
+        isinstance(kind.__module__, str)
+        and is_own_module(kind.__module__)
+        and not any(name in content for name in _SPECIAL)
+        and type(content.get("__dict__")) in (types.GetSetDescriptorType, type(None))
+    )
+
+
+_SPECIAL = (*_PICKLING, "__slots__", "__class__", "__getattribute__")
 
 
 def _is_whole(watch: Watch) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import subprocess
 import sys
@@ -265,3 +266,36 @@ def test_a_package_of_the_users_own_goes_by_its_content(tmp_path: Path) -> None:
 def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match="DurableOptions"):
         DurableOptions(**given)
+
+
+@pytest.mark.parametrize("name", ["__getstate__", "__reduce__", "__getattribute__"])
+def test_a_class_that_begins_to_pickle_itself_is_noticed(name: str) -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class A:\n    def __init__(self, x):\n        self.x = x\n", scope)
+    call, value = made(add), scope["A"](1)
+    before = key(call, value)
+    assert key(call, scope["A"](2)) != before
+    exec(
+        {
+            "__getstate__": "A.__getstate__ = lambda self: {'y': 1}",
+            "__reduce__": "A.__reduce__ = lambda self: (A, (1,))",
+            "__getattribute__": "A.__getattribute__ = lambda self, name: object.__getattribute__(self, name)",
+        }[name],
+        scope,
+    )
+    assert key(call, value) != before
+    assert key(call, value) == key(made(add), value)
+
+
+def test_a_reducer_that_is_registered_later_is_used() -> None:
+    class A:
+        pass
+
+    call, value = made(add), A()
+    before = key(call, value)
+    copyreg.pickle(A, lambda value: (A, (1,)))
+    try:
+        assert key(call, value) != before
+    finally:
+        del copyreg.dispatch_table[A]
+    assert key(call, value) == before
