@@ -402,8 +402,8 @@ class Canonical:
         if isinstance(value, enum.Enum):
             self._remember(value, steady=True)
             self._parts.append(b"E")
-            self._add(kind)
-            self._add(value.name)
+            self._class(kind)
+            self._add(value._name_)  # `name` is slow
             self._add(value._value_)
             return
         if self._classes is not None and self._classes.is_simple(kind) and self._simple_object(kind, value):
@@ -819,6 +819,10 @@ class Canonical:
             self._value_node(f"global {module.__name__.rpartition('.')[2]}.{name}", found)
 
     def _class(self, value: type) -> None:
+        known = self._memo.get(id(value))
+        if known is not None:
+            self._parts.append(known)
+            return
         if self._classes is not None and self._classes.knows(value):
             self._parts.append(self._mention_of_class(value))
             return
@@ -831,10 +835,6 @@ class Canonical:
             return
         if self._classes is not None:
             self._parts.append(self._mention_of_class(value))
-            return
-        known = self._memo.get(id(value))
-        if known is not None:
-            self._parts.append(known)
             return
         if self._watched is not None:
             self._watched.class_(value)
