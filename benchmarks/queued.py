@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
+import enum
 import gc
 import hashlib
 import json
@@ -139,15 +141,43 @@ class Options:
     layers: list[int] = dataclasses.field(default_factory=lambda: [64, 32])
 
 
+@dataclasses.dataclass
+class Study:
+    """An argument that holds others of classes of the program's."""
+
+    number: int
+    options: Options
+    further: list[Options]
+
+
+class Colour(enum.Enum):
+    """An argument without state."""
+
+    RED = 1
+    BLUE = 2
+
+
+_START = datetime.datetime(2026, 1, 1)
 ARGUMENTS: dict[str, Any] = {
     "a number": lambda i: i,
     "a text of 1 KB": lambda i: f"{i:>1000}",
+    "bytes of 1 KB": lambda i: b"%1000d" % i,
+    "a tuple": lambda i: (i, "name", 0.5, None),
+    "a list of 100 numbers": lambda i: [i, *range(99)],
     "a list of 150 numbers and texts": lambda i: [i, *range(100), *map(str, range(49))],
+    "a nested dict": lambda i: {"model": {"layers": [i, 32], "opt": {"name": "adam", "rate": 0.1}}, "tags": ["a", "b"]},
     "a dict of 20 lists": lambda i: {f"k{j}": [i, j * 0.5, None] for j in range(20)},
     "a dataclass": lambda i: Options(i),
+    "nested dataclasses": lambda i: Study(i, Options(i), [Options(0.5), Options(0.2)]),
     "an array of 1 KB": lambda i: np.full(128, i),
-    "a ref of a durable task": None,
+    "a member of an enum": lambda i: [Colour.RED, i],
+    "a datetime": lambda i: _START + datetime.timedelta(seconds=i),
+    "a set of 20 numbers": lambda i: {i, *range(100_000, 100_019)},
+    "a set of 20 texts": lambda i: {str(i), *map(str, range(100_000, 100_019))},
+    "a ref of a durable task": lambda i: [i, _made[0]],
+    "20 refs of durable tasks": lambda i: [i, *_made],
 }
+_made: list[Any] = []
 LARGE = 8_000_000
 SUBMITTED, COMPUTED, FOUND = 3_000, 20_000, 3_000
 
@@ -164,13 +194,11 @@ def submissions(durable: bool) -> dict[str, float]:
         def task(x: object) -> int:
             return 0
 
-        made = ray.remote(durable=True)(lambda: 1).remote()
-        ray.get([task.remote(-1), made])
+        _made[:] = [ray.remote(durable=True)(lambda x: x).remote(i) for i in range(20)]
+        ray.get([task.remote(-1), *_made])
         held = ray.remote(_hold).remote(str(gate))
         for name, argument in ARGUMENTS.items():
-            values = [argument(i) if argument else made for i in range(SUBMITTED)]
-            if not argument:  # each time another one, or the calls would be the same
-                values = [[i, made] for i in range(SUBMITTED)]
+            values = [argument(i) for i in range(SUBMITTED)]
             began = time.process_time()
             refs = [task.remote(value) for value in values]
             found[name] = (time.process_time() - began) / SUBMITTED * 1e6
@@ -180,6 +208,7 @@ def submissions(durable: bool) -> dict[str, float]:
         refs = [task.remote(value) for value in large]
         found["bytes"] = (time.process_time() - began) / len(large) * 1e6
         del refs
+        _made.clear()
         gate.touch()
         ray.get(held)
         ray.shutdown()

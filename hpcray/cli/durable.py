@@ -362,13 +362,11 @@ def show_argument(content: bytes) -> str:
         return repr(rest.decode(errors="replace"))
     if tag == b"b":
         return repr(rest)
-    if tag == b"=":
-        return content[5:].decode(errors="replace")
-    if tag in (b"+", b"*"):
-        return str(list(struct.unpack(f"<{(len(content) - 5) // 8}{'q' if tag == b'+' else 'd'}", content[5:])))
-    if tag == b"%":
+    if tag in (b"%", b"="):
         with contextlib.suppress(ValueError, EOFError, TypeError):
-            return repr(marshal.loads(content[1:]))  # of a record whose check was right, in a directory of this user's
+            return repr(
+                marshal.loads(content[1 if tag == b"%" else 5 :])
+            )  # of a record whose check was right, in a directory of this user's
     if tag == b"@":
         return f"the result {content[2:10].hex()}" if content[1:2] == b"K" else f"a value {content[2:10].hex()}"
     return f"#{content[1:9].hex()}"

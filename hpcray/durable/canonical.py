@@ -10,6 +10,7 @@ nodes that it names stand as labels. So a key can be explained, and circles of f
 
 from __future__ import annotations
 
+import abc
 import builtins
 import contextlib
 import copyreg
@@ -22,6 +23,7 @@ import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
+import itertools
 import marshal
 import operator
 import os
@@ -34,14 +36,14 @@ import sys
 import sysconfig
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import cloudpickle
 
 SCALARS = frozenset({int, float, bool, type(None), str, bytes})
 """Types whose values have canonical bytes without a look into them."""
-_ALL_FLOAT, _ALL_INT, _ALL_TEXT = {float}, {int}, {str}
+_ALL_INT, _ALL_TEXT = {int}, {str}
 _LARGE = 1 << 16
 """Bytes; larger buffers are hashed by themselves, with the hash that is fastest for them."""
 _DROPPED = frozenset(
@@ -70,6 +72,9 @@ _CLOSURE_LOADS = frozenset({"LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_
 _OF_CLOSURE = "*"
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _NOTHING = object()
+
+
+_NEW_OBJECT = vars(copyreg)["__newobj__"]
 
 
 class NoCanonicalFormError(TypeError):
@@ -117,17 +122,23 @@ def buffer_digest(content: Any) -> bytes:
     return hashlib.sha256(content).digest()
 
 
-def is_plain(values: list[Any]) -> bool:
+def is_plain(values: Sequence[Any]) -> bool:
     """Return True if values consist of lists, tuples, dicts and scalars alone, and no list or dict is in two places.
 
     It goes through them a level at a time, which is fast: most arguments are of this kind.
     """
-    level, count, total = values, 0, 0
+    level: Collection[Any] = values
+    kinds = {*map(type, values)}
     seen: set[int] = set()
-    while True:
+    if len(values) == 1 and kinds <= _CONTAINERS:  # most calls have one argument of this kind
+        value = values[0]
+        level = value
+        if dict in kinds:
+            level = value.values() if {*map(type, value)} <= SCALARS else [*value, *value.values()]
         kinds = {*map(type, level)}
-        if kinds <= SCALARS:
-            return True
+        seen.add(id(value))
+    count, total = len(seen), 0
+    while not kinds <= SCALARS:
         if not kinds <= _PLAIN:
             return False
         if not kinds <= _CONTAINERS:
@@ -139,11 +150,34 @@ def is_plain(values: list[Any]) -> bool:
         if len(seen) != count or total > _MOST_PLAIN:
             return False
         level = gc.get_referents(*level)
+        kinds = {*map(type, level)}
+    return True
 
 
 _CONTAINERS = frozenset({list, tuple, dict})
 _PLAIN = SCALARS | _CONTAINERS
 _MOST_PLAIN = 1 << 20
+
+
+def scalar_form(value: Any) -> bytes:
+    """The canonical bytes of a value of one of `SCALARS`."""
+    kind = type(value)
+    if kind is float:
+        return b"f" + struct.pack("<d", value)
+    if kind is str:
+        return _sized(b"s", value.encode("utf-8", "surrogatepass"))
+    if kind is bytes:
+        return _sized(b"b", value)
+    if kind is not int:
+        return _sized(b"i", repr(value).encode())
+    return _sized(b"i", b"%d" % value if -(1 << 63) <= value < (1 << 63) else b"%x" % value)
+
+
+def _sized(tag: bytes, content: Any) -> bytes:
+    size = len(content)
+    if size > _LARGE:
+        return tag + b"\xff\xff\xff" + size.to_bytes(8, "little") + buffer_digest(content)
+    return b"".join((tag, size.to_bytes(3, "little"), content))
 
 
 def plain_form(value: Any) -> bytes:
@@ -170,7 +204,7 @@ class Canonical:
     def __init__(self, ref_key: Callable[[Any], bytes] | None = None, classes: ClassMarks | None = None) -> None:
         self._ref_key = ref_key
         self._classes = classes
-        self._watched: list[tuple[Any, ...]] | None = None
+        self._watched: Watch | None = None
         self._parts: list[bytes] = []
         self._memo: dict[int, bytes] = {}
         self._alive: list[Any] = []
@@ -221,7 +255,7 @@ class Canonical:
     def _add(self, value: Any) -> None:
         kind = type(value)
         if kind in SCALARS:
-            self._scalar(kind, value)
+            self._parts.append(scalar_form(value))
             return
         if kind is tuple:
             self._items(b"t", value)
@@ -236,23 +270,8 @@ class Canonical:
         else:
             self._other(kind, value)
 
-    def _scalar(self, kind: type, value: Any) -> None:
-        if kind is float:
-            self._parts.append(b"f" + struct.pack("<d", value))
-        elif kind is str:
-            text = value.encode("utf-8", "surrogatepass")
-            self._sized(b"s", text)
-        elif kind is bytes:
-            self._sized(b"b", value)
-        else:
-            self._sized(b"i", repr(value).encode() if kind is not int else _int_bytes(value))
-
     def _sized(self, tag: bytes, content: Any) -> None:
-        size = len(content)
-        if size > _LARGE:
-            self._parts.append(tag + b"\xff\xff\xff" + size.to_bytes(8, "little") + buffer_digest(content))
-        else:
-            self._parts.append(tag + size.to_bytes(3, "little") + bytes(content))
+        self._parts.append(_sized(tag, content))
 
     def _remember(self, value: Any, steady: bool = False) -> None:
         """Number a value that can change: the same one, met again, is not another one that is equal.
@@ -267,24 +286,9 @@ class Canonical:
         self._alive.append(value)
 
     def _items(self, tag: bytes, values: Any) -> None:
-        kinds = set(map(type, values))
-        if kinds == _ALL_FLOAT:
-            self._sized(b"*" + tag, struct.pack(f"<{len(values)}d", *values))
+        if len(values) > 1 and {*map(type, values)} <= SCALARS:
+            self._parts.append(_sized(b"=" + tag, marshal.dumps(values, 2)))  # exact, and made in C
             return
-        if kinds == _ALL_INT:
-            try:
-                self._sized(b"+" + tag, struct.pack(f"<{len(values)}q", *values))
-                return
-            except struct.error:  # a large one
-                pass
-        if kinds <= SCALARS and float not in kinds and len(values) > 1:
-            try:
-                text = repr(values).encode("utf-8", "surrogatepass")  # of such values it is exact, and made in C
-            except ValueError:  # a number of thousands of digits
-                pass
-            else:
-                self._sized(b"=" + tag, text)
-                return
         self._parts.append(tag + len(values).to_bytes(6, "little"))
         for index, value in enumerate(values):
             try:
@@ -296,8 +300,11 @@ class Canonical:
         self._remember(value)
         self._items(b"l", value)
 
-    def _dict(self, value: Mapping[Any, Any]) -> None:
+    def _dict(self, value: dict[Any, Any]) -> None:
         self._remember(value)
+        if {*map(type, value), *map(type, value.values())} <= SCALARS:
+            self._parts.append(_sized(b"=d", marshal.dumps(value, 2)))
+            return
         self._pairs(b"d", value.items(), len(value))
 
     def _pairs(self, tag: bytes, pairs: Iterable[tuple[Any, Any]], count: int) -> None:
@@ -395,9 +402,11 @@ class Canonical:
         if isinstance(value, enum.Enum):
             self._remember(value, steady=True)
             self._parts.append(b"E")
-            self._add(kind)
-            self._add(value.name)
+            self._class(kind)
+            self._add(value._name_)  # `name` is slow
             self._add(value._value_)
+            return
+        if self._classes is not None and self._classes.is_simple(kind) and self._simple_object(kind, value):
             return
         if (special := _special(kind, value)) is not None:
             special(self, value)
@@ -411,6 +420,26 @@ class Canonical:
                 adder(self, value)
                 self._step("", _raw_state(value))
                 return
+        self._object(kind, value)
+
+    def _simple_object(self, kind: type, value: Any) -> bool:
+        """An object that is its class and its attributes. Returns False where its class is no longer simple."""
+        mention = self._memo.get(id(kind)) or self._mention_of_class(kind)
+        if kind in copyreg.dispatch_table or not self._classes.is_simple(kind):  # type: ignore[union-attr]
+            return False
+        self._remember(value)
+        self._parts.append(b"o" + mention)
+        self._attributes(value.__dict__)
+        return True
+
+    def _mention_of_class(self, kind: type) -> bytes:
+        classes = self._classes
+        assert classes is not None
+        mention = self._memo[id(kind)] = b"c" + (classes.known(kind) or classes.mark(kind))
+        return mention
+
+    def _object(self, kind: type, value: Any) -> None:
+        """An object that is described as its pickle is."""
         self._remember(value)
         try:
             reduced = _reduce(kind, value)
@@ -466,21 +495,24 @@ class Canonical:
         setter: Any
         state, items, pairs, setter, *_ = (*rest, None, None, None, None)
         self._alive.append(reduced)
-        self._step("", function)
-        if getattr(function, "__name__", "") in ("__newobj__", "__newobj_ex__") and arguments:
-            self._step("", arguments)
+        if function is _NEW_OBJECT:  # that of nearly all classes
+            self._parts.append(b"_" + len(arguments).to_bytes(6, "little"))
+            for argument in arguments:
+                self._step("", argument)
         else:
-            self._step("()", arguments)
+            self._step("", function)
+            self._step("" if getattr(function, "__name__", "") == "__newobj_ex__" else "()", arguments)
         if isinstance(state, tuple) and [*map(type, state)] in ([dict, dict], [type(None), dict]):
             state = {**(state[0] or {}), **state[1]}  # that of slots, which a class that travelled by value may lack
         if isinstance(state, dict):
-            self._parts.append(b"{D" + len(state).to_bytes(6, "little"))
-            for name, item in state.items():
-                self._add(name)
-                self._step(f".{name}", item)
+            self._parts.append(b"{D")
+            self._attributes(state)
         else:
             self._parts.append(b"{S")
             self._step(".state", state)
+        if items is pairs is setter is None:
+            self._parts.append(b".")
+            return
         self._parts.append(b"I")
         for index, item in enumerate(items or ()):
             self._step(f"[{index}]", item)
@@ -491,6 +523,23 @@ class Canonical:
         self._parts.append(b".")
         if setter is not None:
             self._step(".setter", setter)
+
+    def _attributes(self, state: dict[Any, Any]) -> None:
+        """Names, and then values: most are scalars, which are written at once."""
+        values = (*state.values(),)
+        if (names := _form_of_names(*state)) is not None:
+            self._parts.append(names)
+        else:
+            self._items(b"t", (*state,))
+        if {*map(type, values)} <= SCALARS:
+            self._items(b"t", values)
+            return
+        self._parts.append(b"a")
+        for name, value in zip(state, values, strict=True):
+            try:
+                self._add(value)
+            except NoCanonicalFormError as error:
+                raise error.at(f".{name}") from None
 
     def _step(self, step: str, value: Any) -> None:
         try:
@@ -512,8 +561,11 @@ class Canonical:
         if kind.hasobject:
             self._items(b"o", value.ravel("F" if fortran else "C").tolist())
             return
+        if value.nbytes <= _LARGE:
+            self._sized(b"B", value.tobytes("F" if fortran else "C"))
+            return
         flat = value.ravel("F" if fortran else "C")  # no copy where it is contiguous
-        self._sized(b"B", memoryview(flat.view("u1")) if flat.size and kind.itemsize else b"")
+        self._sized(b"B", memoryview(flat.view("u1")))
 
     def _tensor(self, value: Any) -> None:
         self._remember(value)
@@ -551,11 +603,6 @@ class Canonical:
         finally:
             self._parts, self._here, self._count, self._by_name = parts, here, count, by_name
 
-    def _watch(self, read: Callable[..., Iterable[Any]], arguments: tuple[Any, ...]) -> None:
-        """Note what something consists of now, so that it can be seen whether it still does."""
-        if self._watched is not None:
-            self._watched.append((read, arguments, tuple(read(*arguments))))
-
     def _value_node(self, label: str, value: Any) -> None:
         """A value by name. Functions and classes are nodes themselves."""
         if isinstance(value, (type, types.FunctionType, types.ModuleType)) or id(value) in self._memo:
@@ -584,7 +631,8 @@ class Canonical:
     def _whole_function(self, value: types.FunctionType, own: bool) -> None:
         code = value.__code__
         self._by_name = _is_found_by_name(value)
-        self._watch(_content_of_function, (value,))
+        if self._watched is not None:
+            self._watched.function(value)
         if own:
             self._code(code)
             if id(value) not in self._undocumented:
@@ -624,6 +672,10 @@ class Canonical:
         if own:
             self._reads(value)
 
+    def _watch_name(self, scope: dict[str, Any], name: str) -> None:
+        if self._watched is not None:
+            self._watched.name(scope, name)
+
     def _reads(self, value: types.FunctionType) -> None:
         """The global names that a function reads, with their values now."""
         cells = {}
@@ -646,13 +698,14 @@ class Canonical:
                     continue  # it is described as a closure
             elif name in scope:
                 found = scope[name]
-                self._watch(_name_in, (scope, name))
-            elif name in built_in and _is_of_the_program(built_in[name]):
-                found = built_in[name]
+                self._watch_name(scope, name)
             else:
-                self._watch(_name_in, (scope, name))
-                self._add(f"builtin {name}" if name in built_in else f"missing {name}")
-                continue
+                self._watch_name(scope, name)
+                self._watch_name(built_in, name)
+                if name not in built_in or not _is_of_the_program(built_in[name]):
+                    self._add(f"builtin {name}" if name in built_in else f"missing {name}")
+                    continue
+                found = built_in[name]
             self._chain(name, found, chain[1:])
 
     def _chain(self, name: str, found: Any, rest: tuple[str, ...]) -> None:
@@ -681,7 +734,7 @@ class Canonical:
     def _attribute(self, module: types.ModuleType, name: str) -> Any:
         """An attribute of a module, which may make it when it is asked for."""
         found = vars(module).get(name, _NOTHING)
-        self._watch(_name_in, (vars(module), name))
+        self._watch_name(vars(module), name)
         plain = type(module) is types.ModuleType
         if (found is not _NOTHING and plain) or not is_own_module(module):
             return found
@@ -766,6 +819,13 @@ class Canonical:
             self._value_node(f"global {module.__name__.rpartition('.')[2]}.{name}", found)
 
     def _class(self, value: type) -> None:
+        known = self._memo.get(id(value))
+        if known is not None:
+            self._parts.append(known)
+            return
+        if self._classes is not None and self._classes.knows(value):
+            self._parts.append(self._mention_of_class(value))
+            return
         module = value.__module__ if isinstance(value.__module__, str) else "builtins"
         if not is_own_module(module):
             self._named(b"K", module, value.__qualname__)
@@ -774,17 +834,16 @@ class Canonical:
                 self._add(item)
             return
         if self._classes is not None:
-            self._parts.append(b"c" + self._classes.mark(value))
+            self._parts.append(self._mention_of_class(value))
             return
-        known = self._memo.get(id(value))
-        if known is not None:
-            self._parts.append(known)
-            return
-        self._watch(vars(value).values, ())
-        self._node(f"class {value.__qualname__}", value, lambda: self._whole_class(value))
+        if self._watched is not None:
+            self._watched.class_(value)
+        # cloudpickle gives a class inside of a function its short name only
+        name = value.__name__ if "<locals>" in value.__qualname__ else value.__qualname__
+        self._node(f"class {name}", value, lambda: self._whole_class(value, name))
 
-    def _whole_class(self, value: type) -> None:
-        self._add(value.__qualname__)
+    def _whole_class(self, value: type, qualified: str) -> None:
+        self._add(qualified)
         self._library(value.__module__)
         self._add(type(value))
         self._items(b"t", value.__bases__)
@@ -815,7 +874,7 @@ class Canonical:
                 continue  # it follows from `__slots__`, or from the fields
             self._add(name)
             watched = self._watched
-            self._step(f"{value.__qualname__}.{name}: ", _Attribute(item) if name == "__slots__" else item)
+            self._step(f"{qualified}.{name}: ", _Attribute(item) if name == "__slots__" else item)
             if name[:2] == "__" or name in _OF_ENUM:  # what made the class has written it, and nobody does later
                 self._watched = watched
 
@@ -943,6 +1002,18 @@ class Canonical:
     def _date(self, value: Any) -> None:
         self._sized(b"D", f"{type(value).__name__} {value!r}".encode())
 
+    def _time(self, value: datetime.datetime | datetime.time) -> None:
+        if value.tzinfo is None:
+            self._date(value)
+        else:
+            self._object(type(value), value)
+
+
+@functools.lru_cache(1 << 12, typed=True)
+def _form_of_names(*names: Any) -> bytes | None:
+    """The canonical bytes of the names of attributes; None where one is no text."""
+    return _sized(b"=n", marshal.dumps(names, 2)) if {*map(type, names)} <= _ALL_TEXT else None
+
 
 class _Mention:
     """Stands for a value that has a node of its own for a name, though it may be met again without it."""
@@ -993,6 +1064,8 @@ _ADDERS: dict[type, Adder] = {
     typing.ParamSpec: Canonical._type_variable,
     datetime.date: Canonical._date,
     datetime.timedelta: Canonical._date,
+    datetime.datetime: Canonical._time,
+    datetime.time: Canonical._time,
     _Attribute: lambda made, value: made._items(b"t", value.names),
     types.GeneratorType: Canonical._refused,
     types.CoroutineType: Canonical._refused,
@@ -1010,12 +1083,102 @@ _DESCRIPTORS: dict[type, Adder] = {
 """For their subclasses."""
 
 
-class ClassMarks:
-    """Digests of classes that are met again and again. A class is described anew when anything in it, or that it
-    names, is another object than it was; and each time, where it holds what can change unseen, such as a list."""
+class Watch:
+    """What a description was made of, so that it can be seen whether all of that is still the same objects.
+
+    A look takes a few microseconds, as nearly all of it happens in C.
+    """
 
     def __init__(self) -> None:
-        self._known: dict[type, tuple[bytes, list[tuple[Any, ...]]]] = {}
+        self._owners: list[Any] = []
+        self._attributes: list[str] = []
+        self._tables: list[Mapping[Any, Any]] = []
+        self._empty: list[Mapping[Any, Any]] = []
+        self._scopes: list[dict[str, Any]] = []
+        self._names: list[str] = []
+        self._registered: object = None
+        self._before: list[Any] = []
+
+    def function(self, function: types.FunctionType) -> None:
+        """Its code, defaults, docstring, attributes and closure count."""
+        self._add(function, _OF_FUNCTION)
+        for table in (vars(function), function.__kwdefaults__ or {}):
+            (self._tables if table else self._empty).append(table)
+        for cell in function.__closure__ or ():
+            self._add(cell, ("cell_contents",))
+
+    def class_(self, kind: type) -> None:
+        """Its attributes, bases and name count, and those that an abstract class has registered."""
+        self._add(kind, _OF_CLASS)
+        self._tables.append(vars(kind))
+        if "_abc_impl" in vars(kind):
+            self._registered = abc.get_cache_token()
+
+    def name(self, scope: dict[str, Any], name: str) -> None:
+        """What a namespace has under a name counts."""
+        self._scopes.append(scope)
+        self._names.append(name)
+
+    def _add(self, owner: Any, attributes: Sequence[str]) -> None:
+        self._owners.extend([owner] * len(attributes))
+        self._attributes.extend(attributes)
+
+    def settle(self) -> None:
+        """Take everything as it is now for what was described."""
+        self._before = self._now()
+
+    def holds(self) -> bool:
+        """Return True if everything is what it was."""
+        if any(self._empty) or (self._registered is not None and self._registered != abc.get_cache_token()):
+            return False
+        try:
+            now = self._now()
+        except ValueError:  # a cell that has been emptied
+            return False
+        return len(now) == len(self._before) and all(map(operator.is_, now, self._before))
+
+    def _now(self) -> list[Any]:
+        return [
+            *map(getattr, self._owners, self._attributes),
+            *itertools.chain.from_iterable(self._tables),
+            *itertools.chain.from_iterable(map(_VALUES, self._tables)),
+            *map(dict.get, self._scopes, self._names, itertools.repeat(_NOTHING)),
+        ]
+
+
+_OF_FUNCTION = ("__code__", "__defaults__", "__kwdefaults__", "__dict__", "__doc__")
+_OF_CLASS = ("__class__", "__bases__", "__name__", "__qualname__")
+_VALUES = operator.methodcaller("values")
+
+
+class ClassMarks:
+    """Digests of classes that are met again and again. A class is described anew when anything in it, or that it
+    names, is another object than it was; and each time, where it holds what can change unseen, such as a list.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[type, tuple[bytes, Watch]] = {}
+        self._simple: set[type] = set()
+
+    def is_simple(self, kind: type) -> bool:
+        """Return True for a class whose objects consist of their attributes, as it was when it was last described."""
+        if kind in self._simple:
+            return True
+        if not all(base is object or _is_simple(base) for base in kind.__mro__):
+            return False
+        if len(self._simple) >= _MOST_CLASSES:
+            self._simple.clear()
+        self._simple.add(kind)
+        return True
+
+    def knows(self, kind: type) -> bool:
+        """Return True if a class has been described before."""
+        return kind in self._known
+
+    def known(self, kind: type) -> bytes | None:
+        """The digest of a class that has been described before and is still the same; else None."""
+        known = self._known.get(kind)
+        return known[0] if known is not None and known[1].holds() else None
 
     def mark(self, kind: type) -> bytes:
         """The digest of a class of the program's.
@@ -1023,45 +1186,41 @@ class ClassMarks:
         Raises:
             NoCanonicalFormError: a part of it has no canonical form.
         """
-        mark, watched = self._known.get(kind, (b"", ()))
-        if mark and _is_unchanged(watched):
-            return mark
         form = Canonical()
-        watching: list[tuple[Any, ...]] = []
-        form._watched = watching
+        watch = form._watched = Watch()
         mark = form.digest_of(kind)
-        if form._watched is watching:
-            if len(self._known) >= _MOST_CLASSES:
-                self._known.clear()
-            self._known[kind] = mark, watching
+        self._known.pop(kind, None)
+        self._simple.discard(kind)
+        if len(self._known) >= _MOST_CLASSES:
+            self._known.clear()
+        if form._watched is watch and _is_whole(watch):
+            self._known[kind] = mark, watch
         return mark
 
 
-_MOST_CLASSES = 1000
+def _is_simple(kind: type) -> bool:
+    """Return True for a class of the program's that leaves it to Python what its objects consist of."""
+    content = vars(kind)
+    return (
+        isinstance(kind.__module__, str)
+        and is_own_module(kind.__module__)
+        and not any(name in content for name in _SPECIAL)
+        and type(content.get("__dict__")) in (types.GetSetDescriptorType, type(None))
+    )
 
 
-def _is_unchanged(watched: Iterable[tuple[Any, ...]]) -> bool:
-    for read, arguments, before in watched:
-        now = tuple(read(*arguments))
-        if len(now) != len(before) or not all(map(operator.is_, now, before)):
-            return False
+_SPECIAL = (*_PICKLING, "__slots__", "__class__", "__getattribute__")
+
+
+def _is_whole(watch: Watch) -> bool:
+    try:
+        watch.settle()
+    except ValueError:  # an empty cell
+        return False
     return True
 
 
-def _content_of_function(function: types.FunctionType) -> Iterable[Any]:
-    yield function.__code__
-    yield function.__defaults__
-    yield function.__kwdefaults__
-    yield from function.__dict__.values()
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:
-            yield None
-
-
-def _name_in(scope: Mapping[str, Any], name: str) -> Iterable[Any]:
-    yield scope.get(name, _NOTHING)
+_MOST_CLASSES = 1000
 
 
 def register(kind: type, adder: Adder) -> None:
@@ -1083,10 +1242,12 @@ _OURS: dict[str, Adder] = {
 def _special(kind: type, value: Any) -> Adder | None:
     """How a value is written whose class is known by name only, so that its package need not be imported."""
     module = kind.__module__.partition(".")[0]
-    if module == "numpy" and kind.__name__ == "ndarray":
+    if module == "numpy" and kind is getattr(sys.modules.get("numpy"), "ndarray", None):
+        register(kind, Canonical._array)
         return Canonical._array
-    if module == "hpcray":
-        return _OURS.get(kind.__name__)
+    if module == "hpcray" and (adder := _OURS.get(kind.__name__)) is not None:
+        register(kind, adder)
+        return adder
     if module == "_ctypes" and kind.__name__ == "CField":
         return Canonical._constant
     torch = sys.modules.get("torch")
@@ -1099,10 +1260,6 @@ def _reduce(kind: type, value: Any) -> Any:
     if (reducer := copyreg.dispatch_table.get(kind)) is not None:
         return reducer(value)
     return value.__reduce_ex__(4)
-
-
-def _int_bytes(value: int) -> bytes:
-    return b"%d" % value if -(1 << 63) <= value < (1 << 63) else b"%x" % value
 
 
 def _class_name(kind: type) -> str:

@@ -36,9 +36,11 @@ from hpcray.durable.canonical import (
     ClassMarks,
     NoCanonicalFormError,
     NotYetError,
+    buffer_digest,
     digest,
     is_plain,
     plain_form,
+    scalar_form,
 )
 from hpcray.durable.kept_values import (
     KeptValue,
@@ -315,7 +317,7 @@ class DurableTasks(Extension):
         Raises:
             TypeError: an argument has no canonical form.
         """
-        files = plan.files_of(args, kwargs)
+        files = plan.files_of(args, kwargs) if plan.reads_files else _NO_FILES
         built_on: list[bytes] = []
 
         def ref_key(ref: ObjectRef[Any]) -> bytes:
@@ -364,11 +366,15 @@ class DurableTasks(Extension):
         plan.describe(self)
         token = Token(key, flags, where if flags else None, shown, (), built_on, files)
         made = plan.plain.remote(encode_token(token), *args, **kwargs)
-        returned: list[Any] = made if isinstance(made, list) else [made]
-        if returned and type(returned[0]) is ObjectRef:
-            if len(self._submitted) > _MOST_SUBMITTED:
-                self._submitted.clear()
-            self._submitted[key] = tuple(map(weakref.ref, returned)), returned[0]._id, time.monotonic()
+        if len(self._submitted) > _MOST_SUBMITTED:
+            self._submitted.clear()
+        if type(made) is ObjectRef:
+            self._submitted[key] = (weakref.ref(made),), made._id, time.monotonic()
+            if plan.lifetime == math.inf:
+                _bounded(self._keys)[made._id] = key
+            return made
+        if not plan.stream and isinstance(made, list) and made:
+            self._submitted[key] = tuple(map(weakref.ref, made)), made[0]._id, time.monotonic()
         return self.remember(made, key) if plan.lifetime == math.inf and not plan.stream else made
 
     def _in_flight(self, key: bytes) -> list[ObjectRef[Any]]:
@@ -471,6 +477,7 @@ class DurableTasks(Extension):
         return self.judged(token.key, record)
 
 
+_NO_FILES = (b"", b"")
 STREAM_KEY = b"\xff"
 """First byte of the key under which the end of a stream is kept."""
 
@@ -517,6 +524,7 @@ class Parameters:
             }
         self._by_keyword = frozenset((*self.names[self._only_positional :], *self._keyword_only))
         self._further = self._ignored_places(function) if ignored else frozenset()
+        self._all_by_position = not self.ignored and not self._keyword_only
 
     def _ignored_places(self, function: Callable[..., Any]) -> frozenset[int]:
         """Places of ignored arguments among those that a decorator hands on.
@@ -537,15 +545,9 @@ class Parameters:
             if p.name in self.ignored and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         )
 
-    def contents(
-        self, ref_key: Callable[[Any], bytes], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[list[tuple[str, bytes]], list[bytes]]:
-        """Return name and canonical bytes of each argument, and the digests of the functions and classes among them.
-
-        Raises:
-            NoCanonicalFormError: an argument has none.
-        """
-        names, ignored, defaults = self.names, self.ignored, self._defaults
+    def _given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Name and value of each argument that is part of the key."""
+        names, ignored = self.names, self.ignored
         count = len(args)
         given: list[tuple[str, Any]] = []
         for index, name in enumerate(names):
@@ -566,9 +568,24 @@ class Parameters:
         for name in kwargs:
             if name not in ignored and name not in self._by_keyword:
                 given.append((f"**{name}" if name in names else name, kwargs[name]))
-        form = Canonical(ref_key, self._classes)
+        return given
+
+    def contents(
+        self, ref_key: Callable[[Any], bytes], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[tuple[str, bytes]], list[bytes]]:
+        """Return name and canonical bytes of each argument, and the digests of the functions and classes among them.
+
+        Raises:
+            NoCanonicalFormError: an argument has none.
+        """
+        defaults = self._defaults
+        if self._all_by_position and not kwargs and len(args) == len(self.names):
+            given = [*zip(self.names, args, strict=True)]
+        else:
+            given = self._given(args, kwargs)
         many = [value for _, value in given if value is not _DEFAULT and type(value) not in SCALARS]
-        of_many = plain_form if many and is_plain(many) else form.of
+        form = Canonical(ref_key, self._classes) if many and not is_plain(many) else None
+        of_many = form.of if form is not None else plain_form
         found: list[tuple[str, bytes]] = []
         name = ""
         try:
@@ -576,15 +593,16 @@ class Parameters:
                 if value is _DEFAULT:
                     found.append((name, defaults.get(name, b"missing")))
                 else:
-                    found.append((name, form.of(value) if type(value) in SCALARS else of_many(value)))
+                    found.append((name, scalar_form(value) if type(value) in SCALARS else of_many(value)))
         except NoCanonicalFormError as error:
             raise error.at(f"the argument {name.lstrip('*')}") from None
         except ValueError:
             raise NoCanonicalFormError("nested too deeply, so it has no canonical form").at(
                 f"the argument {name.lstrip('*')}"
             ) from None
-        marks = [mark for node in form.finished() for mark in (node.label.encode(), node.digest)] if form.nodes else []
-        return found, marks
+        if form is None or not form.nodes:
+            return found, []
+        return found, [mark for node in form.finished() for mark in (node.label.encode(), node.digest)]
 
 
 _DEFAULT = object()
@@ -609,10 +627,7 @@ def make_key(base: bytes, contents: Sequence[tuple[str, bytes]], marks: Sequence
 
 def brief(contents: Sequence[tuple[str, bytes]]) -> list[tuple[str, bytes]]:
     """Arguments as keys and records have them: of long ones the digest."""
-    return [
-        (name, content if len(content) <= _SHOWN else b"#" + hashlib.blake2b(content, digest_size=32).digest())
-        for name, content in contents
-    ]
+    return [(name, content if len(content) <= _SHOWN else b"#" + buffer_digest(content)) for name, content in contents]
 
 
 def function_parts(function: Callable[..., Any], ref_key: Callable[[Any], bytes] | None) -> list[tuple[str, bytes]]:
@@ -636,7 +651,7 @@ class DurableFunction:
 
     Attributes:
         extension: as given. plain: the remote function that runs in workers.
-        stream: it yields. num_returns: -1 where it does.
+        stream: it yields. num_returns: -1 where it does. reads_files: it has `inputs`.
 
     Raises:
         TypeError: a part of the function has no canonical form.
@@ -658,7 +673,8 @@ class DurableFunction:
         self.lifetime, self.errors = options.lifetime, options.errors
         self._described = False
         self._files = InputFiles(function, options.inputs)
-        self._options = options = dataclasses.replace(options, inputs=self._files.names)
+        options = dataclasses.replace(options, inputs=self._files.names)
+        self.reads_files = bool(options.inputs)
         try:
             self._parts = function_parts(function, extension.content_key)
             self.parameters = Parameters(function, options.ignore, Canonical())
@@ -705,7 +721,7 @@ class DurableFunction:
             FileNotFoundError: one does not exist.
             TypeError: an argument that should name one does not.
         """
-        return self._files.of_call(args, kwargs) if self._options.inputs else (b"", b"")
+        return self._files.of_call(args, kwargs) if self.reads_files else _NO_FILES
 
     def key_of(
         self, ref_key: Callable[[Any], bytes], args: Sequence[Any], kwargs: Mapping[str, Any], content: bytes = b""

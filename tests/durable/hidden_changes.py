@@ -783,11 +783,113 @@ FURTHER = [
     _value("a decoder of msgspec", "import msgspec", "msgspec.Raw(b'1')", "msgspec.Raw(b'2')"),
 ]  # fmt: skip
 
+CONFIG_LIMIT = "LIMIT = 1\n\n\ndef set_limit(value):\n    global LIMIT\n    LIMIT = value\n"
+REGISTRY = "HANDLERS = {}\n\n\ndef handler(name):\n    def enter(function):\n        HANDLERS[name] = function\n        return function\n    return enter\n"
+PLUGIN = "from registry import handler\n\n\n@handler('one')\ndef one(x):\n    return x + 1\n"
+BASE_MODULE = "class Base:\n    limit = 1\n\n    @classmethod\n    def made(cls):\n        return cls.limit\n\n    @property\n    def size(self):\n        return 10\n\n    def __len__(self):\n        return 20\n"
+DERIVED = "from base import Base\n\n\nclass A(Base):\n    pass\n\n\ndef f():\n    return A.made(), A().size, len(A())\n"
+SCEPTICAL = [
+    # subclasses of what Python has
+    _edit("a method of a subclass of str", "class S(str):\n    def upper(self):\n        return 'one'\n\n\nNAME = S('a')\n\n\ndef f():\n    return NAME.upper()\n", "'one'", "'two'"),
+    _edit("a method of a subclass of list that is an argument", "class L(list):\n    def __len__(self):\n        return 1\n\n\ndef f(x):\n    return len(x)\n\n\nARGS = (L([1, 2]),)\n", "return 1", "return 2"),
+    _edit("__missing__ of a subclass of dict in a dict", "class D(dict):\n    def __missing__(self, key):\n        return 1\n\n\ndef f(x):\n    return x['d']['no']\n\n\nARGS = ({'d': D(a=1)},)\n", "return 1", "return 2"),
+    _edit("an operator of a subclass of int in a list", "class I(int):\n    def __add__(self, other):\n        return 1\n\n\ndef f(x):\n    return x[0] + 1\n\n\nARGS = ([I(3)],)\n", "return 1", "return 2"),
+    _call("a subclass of str in a list", "class S(str):\n    pass\n\n\ndef f(x):\n    return type(x[0])\n", "[S('a')]", "['a']"),
+    _call("a subclass of float as a key", "class F(float):\n    pass\n\n\ndef f(x):\n    return [*x]\n", "{F(1.0): 1}", "{1.0: 1}"),
+    _call("a subclass of tuple in a dict", "class T(tuple):\n    pass\n\n\ndef f(x):\n    return x\n", "{'a': T((1, 2))}", "{'a': (1, 2)}"),
+    _edit("a method of a subclass of an exception", "class E(KeyError):\n    def __str__(self):\n        return 'one'\n\n\ndef f():\n    return str(E('a'))\n", "'one'", "'two'"),
+    # named tuples
+    _edit("a named tuple's default", "import collections\n\nP = collections.namedtuple('P', 'x y', defaults=(1,))\n\n\ndef f():\n    return P(0).y\n", "(1,)", "(2,)"),
+    _edit("the order of a named tuple's fields", "import collections\n\nP = collections.namedtuple('P', 'x y')\n\n\ndef f(p):\n    return p.x\n\n\nARGS = (P(1, 2),)\n", "'x y'", "'y x'"),
+    _edit("a method of a named tuple", "import typing\n\n\nclass P(typing.NamedTuple):\n    x: int\n\n    def shown(self):\n        return self.x + 1\n\n\ndef f(p):\n    return p.shown()\n\n\nARGS = ([P(1)],)\n", "+ 1", "+ 2"),
+    _call("a named tuple and a tuple", "import collections\n\nP = collections.namedtuple('P', 'x y')\n\n\ndef f(p):\n    return p\n", "P(1, 2)", "(1, 2)"),
+    _call("a list in a named tuple", "import collections\n\nP = collections.namedtuple('P', 'x y')\n\n\ndef f(p):\n    return p.y\n", "P(1, [2])", "P(1, [3])"),
+    # what is cached
+    _module("a cached helper of another module", "from other import helper\n\n\ndef f():\n    return helper(1)\n", "other.py", "import functools\n\n\n@functools.cache\ndef helper(x):\n    return x + 1\n", "x + 1", "x + 2"),
+    _edit("a cached helper's size", "import functools\n\n\n@functools.lru_cache(maxsize=1)\ndef helper(x):\n    return x\n\n\ndef f():\n    helper(1)\n    return helper.cache_info().maxsize\n", "maxsize=1", "maxsize=2"),
+    _edit("a global that a cached helper reads", "import functools\n\nLIMIT = 1\n\n\n@functools.cache\ndef helper(x):\n    return x + LIMIT\n\n\ndef f():\n    return helper(1)\n", "LIMIT = 1", "LIMIT = 2"),
+    _edit("a cached helper below another decorator", "import functools\n\n\ndef shown(g):\n    @functools.wraps(g)\n    def call(*args):\n        return g(*args)\n    return call\n\n\n@shown\n@functools.cache\ndef helper(x):\n    return x + 1\n\n\ndef f():\n    return helper(1)\n", "x + 1", "x + 2"),
+    # what the program assigns in other modules
+    _module("a global of another module that the program assigns", "import config\n\nconfig.LIMIT = 5\n\n\ndef f():\n    return config.LIMIT\n", "main.py", "import config\n\nconfig.LIMIT = 5\n\n\ndef f():\n    return config.LIMIT\n", "= 5", "= 6", more={"config.py": CONFIG_LIMIT}),
+    _module("a global of another module that a call of the program's sets", "import config\n\nconfig.set_limit(5)\n\n\ndef f():\n    return config.LIMIT\n", "main.py", "import config\n\nconfig.set_limit(5)\n\n\ndef f():\n    return config.LIMIT\n", "(5)", "(6)", more={"config.py": CONFIG_LIMIT}),
+    _module("an attribute that the program assigns to a class of another module", "import base\n\nbase.Base.limit = 5\n\n\ndef f():\n    return base.Base.made()\n", "main.py", "import base\n\nbase.Base.limit = 5\n\n\ndef f():\n    return base.Base.made()\n", "= 5", "= 6", more={"base.py": BASE_MODULE}),
+    # closures
+    _edit("a nonlocal of a closure's closure", "def make(n):\n    def middle():\n        count = n\n        def inner():\n            nonlocal count\n            count += 1\n            return count\n        def f():\n            return inner()\n        return f\n    return middle()\n\n\nf = make(1)\n", "make(1)", "make(2)"),
+    _edit("a nonlocal that has been counted up", "def make():\n    count = 0\n    def inner():\n        nonlocal count\n        count += 1\n        return count\n    def f():\n        return inner()\n    return f, inner\n\n\nf, step = make()\nstep()\n", "\nstep()\n", "\nstep()\nstep()\n"),
+    _edit("a function in a dict in a closure", "def make():\n    def one():\n        return 1\n    table = {'one': one}\n    def f():\n        return table['one']()\n    return f\n\n\nf = make()\n", "return 1\n", "return 2\n"),
+    _edit("a class in a closure", "def make():\n    class A:\n        x = 1\n    def f():\n        return A.x\n    return f\n\n\nf = make()\n", "x = 1", "x = 2"),
+    # bases in other files
+    _module("a property of a base class in another file", DERIVED, "base.py", BASE_MODULE, "return 10", "return 11"),
+    _module("a class method of a base class in another file", DERIVED, "base.py", BASE_MODULE, "return cls.limit", "return -cls.limit"),
+    _module("an attribute of a base class in another file", DERIVED, "base.py", BASE_MODULE, "limit = 1", "limit = 2"),
+    _module("a special method of a base class in another file", DERIVED, "base.py", BASE_MODULE, "return 20", "return 21"),
+    _edit("the order of base classes", "class A:\n    def m(self):\n        return 1\n\n\nclass B:\n    def m(self):\n        return 2\n\n\nclass C(A, B):\n    pass\n\n\ndef f():\n    return C().m()\n", "(A, B)", "(B, A)"),
+    _module("a class that __init_subclass__ has entered into its base", "from base import Base\nimport plugin\n\n\ndef f():\n    return Base.known['P']().m()\n", "plugin.py", "from base import Base\n\n\nclass P(Base):\n    def m(self):\n        return 1\n", "return 1", "return 2", more={"base.py": "class Base:\n    known = {}\n\n    def __init_subclass__(cls):\n        Base.known[cls.__name__] = cls\n"}),
+    _edit("__set_name__ of a descriptor", "class D:\n    def __set_name__(self, owner, name):\n        self.name = name + 'one'\n\n    def __get__(self, instance, owner):\n        return self.name\n\n\nclass A:\n    d = D()\n\n\ndef f():\n    return A.d\n", "'one'", "'two'"),
+    # registries
+    _module("a function in a registry of another module", "import plugin\nfrom registry import HANDLERS\n\n\ndef f(name='one'):\n    return HANDLERS[name](1)\n", "plugin.py", PLUGIN, "x + 1", "x + 2", more={"registry.py": REGISTRY}),
+    _module("a helper of a function in a registry", "import plugin\nimport registry\n\n\ndef f(name='one'):\n    return registry.HANDLERS[name](1)\n", "other.py", HELPER, "x + 1", "x + 2", more={"registry.py": REGISTRY, "plugin.py": "from registry import handler\nfrom other import helper\n\n\n@handler('one')\ndef one(x):\n    return helper(x)\n"}),
+    _edit("a method that is reached through an object in a table", "class A:\n    def m(self):\n        return 1\n\n\nTABLE = {'a': [A()]}\n\n\ndef f():\n    return TABLE['a'][0].m()\n", "return 1", "return 2"),
+    _edit("a function that a method caller names", "import operator\n\n\nclass A:\n    def m(self, x):\n        return x\n\n\nCALL = operator.methodcaller('m', 1)\n\n\ndef f():\n    return CALL(A())\n", "('m', 1)", "('m', 2)"),
+    _edit("a generated function", "exec('def helper(x):\\n    return x + 1\\n')\n\n\ndef f():\n    return helper(1)\n", "x + 1", "x + 2"),
+    # the environment
+    _edit("an environment variable that is read in the body", "import os\n\n\ndef f():\n    return os.environ['HOME']\n\n\nos.environ['DURABLE_X'] = '1'\n", "'1'", "'2'", FOUND),
+    _edit("the name of an environment variable", "import os\n\n\ndef f():\n    return os.environ.get('DURABLE_X')\n", "'DURABLE_X'", "'DURABLE_Y'"),
+    _edit("an environment variable that was read into a global", "import os\n\nos.environ['DURABLE_X'] = '1'\nX = os.environ['DURABLE_X']\n\n\ndef f():\n    return X\n", "= '1'", "= '2'"),
+    # constants that are equal and differ
+    _edit("-0.0 in the code", "def f():\n    return 0.0\n", "0.0", "-0.0"),
+    _edit("-0.0 in a constant tuple", "def f():\n    return (0.0, 1)\n", "0.0", "-0.0"),
+    _edit("True in a constant tuple", "def f():\n    return (1, 2)\n", "(1, 2)", "(True, 2)"),
+    _edit("1.0 in a constant set", "def f(x=1):\n    return [x for y in (1,) if x in {1, 2}]\n", "{1, 2}", "{1.0, 2}"),
+    _edit("bytes in the code", "def f():\n    return 'a'\n", "'a'", "b'a'"),
+    _edit("an imaginary constant", "def f():\n    return 0j\n", "0j", "-0j"),
+    _edit("a default that is -0.0", "def f(x=0.0):\n    return x\n", "0.0", "-0.0"),
+    _edit("a global that is -0.0", "X = 0.0\n\n\ndef f():\n    return X\n", "0.0", "-0.0"),
+    # arguments of several kinds
+    _edit("a method of a dataclass within a dataclass", "import dataclasses\n\n\n@dataclasses.dataclass\nclass P:\n    x: int\n\n    def m(self):\n        return 1\n\n\n@dataclasses.dataclass\nclass Q:\n    ps: list\n\n\ndef f(q):\n    return q.ps[0].m()\n\n\nARGS = (Q([P(1)]),)\n", "return 1", "return 2"),
+    _call("one list in two dataclasses", "import dataclasses\n\n\n@dataclasses.dataclass\nclass P:\n    x: list\n\n\ndef shared():\n    x = [1]\n    return [P(x), P(x)]\n\n\ndef f(ps):\n    ps[0].x.append(2)\n    return ps\n", "shared()", "[P([1]), P([1])]"),
+    _call("one list in an object and beside it", "import types\n\n\ndef shared():\n    x = [1]\n    return x, types.SimpleNamespace(x=x)\n\n\ndef f(x, y):\n    return x, y\n", "*shared()", "[1], types.SimpleNamespace(x=[1])"),
+    _call("one object twice for two objects", "import dataclasses\n\n\n@dataclasses.dataclass\nclass P:\n    x: int\n\n\ndef f(ps):\n    return ps\n", "[P(1)] * 2", "[P(1), P(1)]"),
+    _call("one array twice for two arrays", "import numpy as np\n\n\ndef f(x):\n    return x\n", "[np.zeros(2)] * 2", "[np.zeros(2), np.zeros(2)]"),
+    _call("one argument twice for two", "def f(x, y):\n    x.append(1)\n    return y\n", "*[[1]] * 2", "[1], [1]"),
+    _call("a list that lies in another argument too", "def shared():\n    x = [1]\n    return x, {'a': x}\n\n\ndef f(x, y):\n    return y\n", "*shared()", "[1], {'a': [1]}"),
+    _call("an attribute beside the fields of a dataclass", "import dataclasses\n\n\n@dataclasses.dataclass\nclass P:\n    x: int\n\n\ndef made(y):\n    p = P(1)\n    p.y = y\n    return p\n\n\ndef f(p):\n    return p.y\n", "made(1)", "made(2)"),
+    _call("a field without its value", "import dataclasses\n\n\n@dataclasses.dataclass\nclass P:\n    x: int = 1\n\n\ndef made():\n    p = P()\n    del p.x\n    return p\n\n\ndef f(p):\n    return vars(p)\n", "P()", "made()"),
+    _call("the order in which attributes were made", "class A:\n    pass\n\n\ndef made(names):\n    a = A()\n    for name in names:\n        setattr(a, name, 1)\n    return a\n\n\ndef f(a):\n    return [*vars(a)]\n", "made('xy')", "made('yx')"),
+    _call("an object of a class without attributes and the class", "class A:\n    pass\n\n\ndef f(a):\n    return a\n", "A()", "A"),
+    _call("two classes with the same fields", "import dataclasses\n\n\n@dataclasses.dataclass\nclass P:\n    x: int\n\n\n@dataclasses.dataclass\nclass Q:\n    x: int\n\n\ndef f(p):\n    return p\n", "P(1)", "Q(1)"),
+    _call("a value in a dataclass with slots", "import dataclasses\n\n\n@dataclasses.dataclass(slots=True)\nclass P:\n    x: int\n\n\ndef f(p):\n    return p\n", "P(1)", "P(2)"),
+    _call("a list in a dataclass with slots", "import dataclasses\n\n\n@dataclasses.dataclass(slots=True)\nclass P:\n    x: list\n\n\ndef f(p):\n    return p\n", "P([1])", "P([2])"),
+    _call("a frozen dataclass in a set", "import dataclasses\n\n\n@dataclasses.dataclass(frozen=True)\nclass P:\n    x: int\n\n\ndef f(ps):\n    return ps\n", "{P(1), P(2)}", "{P(1), P(3)}"),
+    _call("a class' own pickle", "class A:\n    def __init__(self, x):\n        self.x = x\n\n    def __getstate__(self):\n        return {'y': self.x}\n\n\ndef f(a):\n    return a\n", "A(1)", "A(2)"),
+    _call("a set of 1 and of True", ANY, "{1, 5}", "{True, 5}"),
+    _call("a set of numbers and of floats", ANY, "{1, 2}", "{1.0, 2.0}"),
+    _call("a frozen set in a set", ANY, "{frozenset({1}), 2}", "{frozenset({3}), 2}"),
+    _call("a set in a list in a dict", ANY, "{'a': [{1, 2}]}", "{'a': [{1, 3}]}"),
+    _call("a timedelta's microsecond", "import datetime\n\n\ndef f(x):\n    return x\n", "[datetime.timedelta(0, 1)]", "[datetime.timedelta(0, 1, 1)]"),
+    _call("a datetime in a dict", "import datetime\n\n\ndef f(x):\n    return x\n", "{'a': datetime.datetime(2020, 1, 1)}", "{'a': datetime.datetime(2020, 1, 2)}"),
+    _call("a text that is a date's", "import datetime\n\n\ndef f(x):\n    return x\n", "[datetime.date(2020, 1, 1)]", "['datetime.date(2020, 1, 1)']"),
+    _call("an array in a list for a list", "import numpy as np\n\n\ndef f(x):\n    return x\n", "[np.array([1, 2])]", "[[1, 2]]"),
+    _call("an array that cannot be written to", "import numpy as np\n\n\ndef made():\n    a = np.zeros(2)\n    a.flags.writeable = False\n    return a\n\n\ndef f(x):\n    return x\n", "np.zeros(2)", "made()", FOUND),
+    _call("bytes and a view of them in a list", ANY, "[b'a']", "[memoryview(b'a')]"),
+    _call("bytes and a bytearray in a dict", ANY, "{'a': b'a'}", "{'a': bytearray(b'a')}"),
+    _call("the ellipsis in a list", ANY, "[...]", "[None]"),
+    _call("a member of an enum and its value", "import enum\n\n\nclass C(enum.IntEnum):\n    A = 1\n\n\ndef f(x):\n    return x\n", "[C.A]", "[1]"),
+    _call("a list beyond any other's length", ANY, "[*range(300)]", "[*range(301)]"),
+    _call("a number of 31 and one of 32 bits", ANY, "[1 << 31]", "[-(1 << 31)]"),
+    _call("a nested tuple of one", ANY, "[((1,),)]", "[(1,)]"),
+]  # fmt: skip
+
 ELSEWHERE = {
     "a function of Python's that the program has replaced": "a worker does not run the program",
     "a name that the program has put into builtins": "a worker does not run the program",
     "a method that the program has put into a class of Python's": "a worker does not run the program",
     "a replaced function of a module of the user's": "a worker does not run the program",
+    "a global of another module that the program assigns": "a worker does not run the program",
+    "a global of another module that a call of the program's sets": "a worker does not run the program",
+    "an attribute that the program assigns to a class of another module": "a worker does not run the program",
+    "a class that __init_subclass__ has entered into its base": "a worker imports what the function names, and no plug-in",
+    "a helper of a function in a registry": "a worker imports what the function names, and no plug-in",
     "an alias of an enum": "classes of the program travel without it",
     "a class inside of a function": "classes in functions travel without the globals that they read",
     "a struct of msgspec": "such classes of the program travel without their fields",

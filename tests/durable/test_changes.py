@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from changes import AGAIN, CHANGES, FOUND, FRAMES, REFUSED, TENSORS, Change
-from hidden_changes import ELSEWHERE, FURTHER, HIDDEN
+from hidden_changes import ELSEWHERE, FURTHER, HIDDEN, SCEPTICAL
 
 
 def can_run(change: Change) -> bool:
@@ -24,7 +24,7 @@ def can_run(change: Change) -> bool:
     return all(name in files or importlib.util.find_spec(name) is not None for name in imported)
 
 
-ALL = [change for change in (*CHANGES, *FRAMES, *TENSORS, *HIDDEN, *FURTHER) if can_run(change)]
+ALL = [change for change in (*CHANGES, *FRAMES, *TENSORS, *HIDDEN, *FURTHER, *SCEPTICAL) if can_run(change)]
 
 
 def write(change: Change, files: dict[str, str], directory: Path) -> None:

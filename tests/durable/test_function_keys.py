@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import os
 import subprocess
 import sys
@@ -98,6 +99,72 @@ def test_files_that_the_function_reads_are_part_of_the_key(tmp_path: Path) -> No
     assert key(function, 1) != before
     with pytest.raises(FileNotFoundError):
         key(made(add, DurableOptions(inputs=[tmp_path / "missing"])), 1)
+
+
+CLASS = """
+import abc
+LIMIT = 1
+
+def helper():
+    return LIMIT
+
+class Base:
+    pass
+
+class Other:
+    pass
+
+class A(Base):
+    x = 1
+    def m(self, y=1, *, z=1):
+        return helper()
+    def n(self):
+        return later()
+
+class Abstract(abc.ABC):
+    pass
+"""
+CHANGES = {
+    "an attribute": "A.x = 2",
+    "an attribute that is equal": "A.x = True",
+    "an attribute that is new": "A.y = 1",
+    "an attribute of another name": "A.w = A.n; del A.n",
+    "a method": "A.m = lambda self: 1",
+    "its code": "A.m.__code__ = (lambda self, y=1, *, z=1: 2).__code__",
+    "its default": "A.m.__defaults__ = (2,)",
+    "its keyword-only default": "A.m.__kwdefaults__['z'] = 2",
+    "its docstring": "A.m.__doc__ = 'New.'",
+    "an attribute of a method": "A.m.limit = 1",
+    "a base class": "A.__bases__ = (Other,)",
+    "an attribute of a base class": "Base.y = 1",
+    "its name": "A.__qualname__ = 'B'",
+    "a global of a helper of a method": "LIMIT = 2",
+    "a helper of a method": "helper = lambda: 2",
+    "a helper that was missing": "def later(): return 1",
+    "a class that an abstract one has registered": "Abstract.register(Other)",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_the_class_of_an_argument_between_two_calls_is_noticed(change: str) -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(CLASS, scope)
+    call = made(add)
+    kinds = [scope["Abstract" if "Abstract" in change else "A"]()] * 2
+    before = key(call, *kinds)
+    assert key(call, *kinds) == before
+    exec(change, scope)
+    assert key(call, *kinds) != before
+    assert key(call, *kinds) == key(made(add), *kinds)
+
+
+def test_a_class_that_holds_what_can_change_unseen_is_described_each_time() -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class A:\n    table = {'a': [1]}\n", scope)
+    call, value = made(add), scope["A"]()
+    before = key(call, value)
+    scope["A"].table["a"].append(2)
+    assert key(call, value) != before
 
 
 def read(path: object, more: Any = "") -> object:
@@ -199,3 +266,36 @@ def test_a_package_of_the_users_own_goes_by_its_content(tmp_path: Path) -> None:
 def test_options_that_make_no_sense_are_refused(given: dict[str, Any]) -> None:
     with pytest.raises((TypeError, ValueError), match="DurableOptions"):
         DurableOptions(**given)
+
+
+@pytest.mark.parametrize("name", ["__getstate__", "__reduce__", "__getattribute__"])
+def test_a_class_that_begins_to_pickle_itself_is_noticed(name: str) -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec("class A:\n    def __init__(self, x):\n        self.x = x\n", scope)
+    call, value = made(add), scope["A"](1)
+    before = key(call, value)
+    assert key(call, scope["A"](2)) != before
+    exec(
+        {
+            "__getstate__": "A.__getstate__ = lambda self: {'y': 1}",
+            "__reduce__": "A.__reduce__ = lambda self: (A, (1,))",
+            "__getattribute__": "A.__getattribute__ = lambda self, name: object.__getattribute__(self, name)",
+        }[name],
+        scope,
+    )
+    assert key(call, value) != before
+    assert key(call, value) == key(made(add), value)
+
+
+def test_a_reducer_that_is_registered_later_is_used() -> None:
+    class A:
+        pass
+
+    call, value = made(add), A()
+    before = key(call, value)
+    copyreg.pickle(A, lambda value: (A, (1,)))
+    try:
+        assert key(call, value) != before
+    finally:
+        del copyreg.dispatch_table[A]
+    assert key(call, value) == before
