@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import asdict, astuple
 
 from hpcray.cli import json_option, print_json, print_record, write_named
 from hpcray.cli.job_option import job_option, submitted_job
@@ -20,6 +21,7 @@ from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.figures_gathering import quantile
 from hpcray.history.job_history import JobHistory, TaskRow, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
+from hpcray.history.records import FunctionCoreTime
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
 from hpcray.jobs.submitted_job import JobRecord
@@ -402,8 +404,10 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     """How the job has ended, its nodes, and what its functions have run."""
     result = outcome(history, ask_slurm(history))
     if as_json:
+        function_times = history.function_times()
         functions = {
             name: {"ended": row[0], "failed": row[1], "seconds": row[2] / 1e6, "median": quantile(row, 0.5)}
+            | {"core_time": asdict(function_times.get(name, FunctionCoreTime()))}
             for name, row in history.functions().items()
         }
         known = {"job": history.run.job, "run": history.run.name, "state": result.state, "cause": result.cause}
@@ -416,16 +420,24 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     print_table(list(nodes[0]), [[_cell(name, row[name]) for name in row] for row in nodes])
     summary = {name: {"state_counts": states} for name, states in history.task_summary().items()}
     _print_functions(history, summary)
-    _print_core_time(*history.core_time())
+    print_core_time(*history.core_time())
+    _print_function_times(history.function_times())
     _complain(history)
 
 
-def _print_core_time(account: dict[str, float], beside: dict[str, float]) -> None:
+def print_core_time(account: Mapping[str, float], beside: Mapping[str, float]) -> None:
+    """Print an account of core time, and the CPU time beside it, by what the cores did."""
     if whole := sum(account.values()):
         rows = [[f"{100 * seconds / whole:.0f} %", f"{seconds:.3g} s", name] for name, seconds in account.items()
                 if seconds > 0]  # fmt: skip
         print_table(["share", "core time", "cores were"], rows)
         print_table(["CPU time beside it", "of"], [[f"{seconds:.3g} s", name] for name, seconds in beside.items()])
+
+
+def _print_function_times(functions: Mapping[str, FunctionCoreTime]) -> None:
+    rows = [[name, *(f"{seconds:.3g} s" for seconds in astuple(one))] for name, one in functions.items()]
+    if rows:
+        print_table(["core time of", "on a CPU", "off the CPU", "for objects", "blocked", "CPU time beside it"], rows)
 
 
 def print_memory(history: JobHistory, as_json: bool) -> None:

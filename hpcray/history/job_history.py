@@ -9,8 +9,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Any, NamedTuple
+
+from msgspec.structs import astuple
 
 from hpcray.common.figures import FunctionRow, add_counts, add_functions
 from hpcray.common.ids import PROC_BYTES, TASK_BYTES, owner_of
@@ -21,6 +23,7 @@ from hpcray.history.records import (
     CoreTime,
     Ended,
     Figures,
+    FunctionCoreTime,
     Functions,
     Gap,
     Line,
@@ -189,6 +192,7 @@ class NodePart:
     figures: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     account: dict[str, float] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
+    function_times: dict[str, FunctionCoreTime] = field(default_factory=dict)
     functions: dict[str, FunctionRow] = field(default_factory=dict)
     partial: bool = False
     lost: str = ""
@@ -279,6 +283,7 @@ class JobHistory:
                 node.figures.append((record.at, record.row))
             case CoreTime():
                 node.account, node.beside = record.rows, record.beside
+                node.function_times.update(record.functions)
             case Functions():
                 node.functions.update(record.functions)
                 node.partial = node.partial or record.partial
@@ -382,6 +387,15 @@ class JobHistory:
             for name, seconds in node.beside.items():
                 beside[name] = beside.get(name, 0.0) + seconds
         return account, beside
+
+    def function_times(self) -> dict[str, FunctionCoreTime]:
+        """Seconds of core time of all nodes by function, the one with most first."""
+        found: dict[str, FunctionCoreTime] = {}
+        for node in self.nodes.values():
+            for name, more in node.function_times.items():
+                one = astuple(found.setdefault(name, FunctionCoreTime()))
+                found[name] = FunctionCoreTime(*map(add, one, astuple(more)))
+        return dict(sorted(found.items(), key=lambda item: -sum(astuple(item[1]))))
 
     def latency(self) -> dict[str, Latency]:
         """By function, the mean time of its tasks from `remote()` to the value, by what it went for.

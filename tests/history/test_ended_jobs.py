@@ -28,8 +28,10 @@ from hpcray.history.records import Began, Ended, NodeDeath, Reason, encode
 from hpcray.history.runs import prune, runs
 
 PROGRAM = """\
-import os, sys, time
+import glob, os, sys, time
 import hpcray as ray
+
+PLACE = os.path.abspath(sys.argv[0])
 
 ray.init() if os.environ.get("HPCRAY_ADDRESS") else ray.init(num_cpus=2)
 
@@ -46,7 +48,8 @@ def failing():
 
 
 @ray.remote
-def endless():
+def endless(place):
+    open(f"{place}.{os.getpid()}", "w").close()
     time.sleep(600)
 
 
@@ -70,7 +73,9 @@ if how == "raise":
 if how == "exit":
     sys.exit(7)
 if how == "kill":
-    refs = [endless.remote() for _ in range(2)]
+    refs = [endless.remote(PLACE) for _ in range(2)]
+    while len(glob.glob(f"{PLACE}.*")) < 2:
+        time.sleep(0.05)
     time.sleep(3)
     print("ready", flush=True)
     ray.get(refs)

@@ -13,7 +13,14 @@ import pytest
 from helpers.slurm import Cluster, Slurm, boot, leak_checked
 from testcluster.cluster import why_not
 
+from hpcray.history.job_history import JobHistory
+from hpcray.history.node_history import BETWEEN, BLOCKED, FREE, MOVING, OFF_CPU, ON_CPU, UNKNOWN
+from hpcray.history.runs import find_runs
+
 pytestmark = pytest.mark.slurm
+
+PAYLOAD = 1448 / 1514
+"""The share of the bytes on an Ethernet that are those of TCP's user."""
 
 PROGRAM = """\
 import sys, time
@@ -217,3 +224,50 @@ def test_the_cause_of_a_planted_end_is_named_on_the_login_host(either: Slurm, ho
     print(why)
     assert said_state is not None and re.search(state, said_state[0]), said_state
     assert re.search(cause, why), why
+
+
+OVER_A_LINK = """\
+import sys
+import numpy as np
+import hpcray as ray
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+count, size = map(int, sys.argv[1:])
+ray.init()
+(far,) = (node for node in ray.nodes() if node["NodeManagerHostname"] == "n2")
+
+
+@ray.remote(num_cpus=far["Resources"]["CPU"], scheduling_strategy=On(far["NodeID"], soft=False))
+def takes(value):
+    return len(value)
+
+
+for number in range(count):
+    assert ray.get(takes.remote(ray.put(np.full(size, number, "u1")))) == size
+"""
+
+
+@pytest.mark.slow
+def test_arguments_over_a_slow_link_are_the_core_time_of_who_waits_for_them(slurm: Slurm, histories: Path) -> None:
+    """So long as the link takes for their bytes, within 5 % of cores × wall; and that stands out."""
+    count, size, rate = 4, 40 << 20, 100e6 / 8
+    line = f"srun --mpi=pmix --ntasks-per-node=1 {slurm.python} -m hpcray {slurm.write(OVER_A_LINK)} {count} {size}"
+    script = slurm.write(f"#!/bin/bash\nexport HPCRAY_HISTORY_DIR={histories}\n{line}\n", "job.sh")
+    slurm.cluster.rate("n2", "100mbit")
+    try:
+        job = slurm.sbatch("-N", "2", "-w", "n[1-2]", "-o", slurm.place / "job.out", script)
+        slurm.complete(job, 120)
+    finally:
+        slurm.cluster.rate("n2", "off")
+    (run,) = find_runs(str(histories), job)
+    node = JobHistory(run).nodes[1]
+    assert node.began is not None
+    cores, rows = node.began.total["CPU"], node.account
+    whole = cores * (node.last - node.began.at)
+    truth = cores * count * size / (rate * PAYLOAD)
+    print({name: round(seconds / whole, 3) for name, seconds in rows.items()}, round(truth / whole, 3))
+    assert sum(rows.values()) == pytest.approx(whole, rel=0.05)
+    assert rows[MOVING] == pytest.approx(truth, abs=0.05 * whole), rows
+    for name in (ON_CPU, OFF_CPU, BLOCKED, BETWEEN, UNKNOWN):
+        assert rows[name] <= 0.05 * whole, rows
+    assert max(rows.keys() - {FREE}, key=rows.__getitem__) == MOVING, rows
