@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -271,3 +274,79 @@ def test_arguments_over_a_slow_link_are_the_core_time_of_who_waits_for_them(slur
     for name in (ON_CPU, OFF_CPU, BLOCKED, BETWEEN, UNKNOWN):
         assert rows[name] <= 0.05 * whole, rows
     assert max(rows.keys() - {FREE}, key=rows.__getitem__) == MOVING, rows
+
+
+ENDLESS = """\
+import os, sys, time
+import hpcray as ray
+
+place = sys.argv[1]
+ray.init()
+
+
+@ray.remote(scheduling_strategy="SPREAD")
+def step(seconds):
+    time.sleep(seconds)
+    with open(f"{place}/{os.uname().nodename}.{os.getpid()}", "a") as file:
+        file.write(f"{time.time()}\\n")
+
+
+flying = [step.remote(0.05) for _ in range(8)]
+while True:
+    done, flying = ray.wait(flying)
+    flying.append(step.remote(0.05))
+    print("runs", flush=True)
+"""
+COMMANDS = (
+    ("list", "tasks"),
+    ("list", "nodes"),
+    ("list", "workers"),
+    ("timeline", "trace.json"),
+    ("top",),
+    ("status",),
+    ("memory",),
+    ("stack",),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_job_that_was_killed_everywhere_at_once_is_known_up_to_five_seconds_before(
+    slurm: Slurm, histories: Path, seed: int
+) -> None:
+    """At a random moment; and each command answers on the login host."""
+    ends = slurm.place / "ends"
+    ends.mkdir(mode=0o777)
+    line = f"srun --mpi=pmix --ntasks-per-node=1 {slurm.python} -m hpcray {slurm.write(ENDLESS)} {ends}"
+    script = slurm.write(f"#!/bin/bash\nexport HPCRAY_HISTORY_DIR={histories}\n{line}\n", "job.sh")
+    output = slurm.place / "job.out"
+    job = slurm.sbatch("-N", "2", "--no-requeue", "-o", output, script)
+    slurm.wait(lambda: output.exists() and "runs" in output.read_text(), f"the tasks of job {job}")
+    time.sleep(random.Random(seed).uniform(3.0, 12.0))
+    pids = [pid for pids in slurm.processes().values() for pid in pids]
+    killed = time.time()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if not Path(f"/proc/{pid}/comm").read_text().startswith("slurm"):
+                os.kill(pid, signal.SIGKILL)
+    for host in slurm.processes():
+        slurm.kill(host)
+    slurm.finish(job)
+    (run,) = find_runs(str(histories), job)
+    history = JobHistory(run)
+    late = {number: killed - node.last for number, node in history.nodes.items()}
+    times = [float(text) for path in ends.iterdir() for text in path.read_text().split()]
+    known = sum(row[0] for row in history.functions().values())
+    least, most = sum(at < killed - 5.0 for at in times), len(times)
+    print(f"{late} s, {known} tasks of {most}; {least} had ended 5 s before")
+    assert sorted(history.nodes) == [0, 1] and all(seconds <= 5.0 for seconds in late.values()), late
+    assert least <= known <= most
+    why = said(slurm, histories, "why", "--job", job)
+    assert "Slurm: " in why and "heard" in why, why
+    counts = said(slurm, histories, "summary", "tasks", "--job", job)
+    assert known == 0 or re.search(rf"step +FINISHED: {known}\b", counts), counts
+    for words in COMMANDS[seed % 2 :: 2]:
+        assert said(slurm, histories, *words, "--job", job)
+    page = slurm.place / "report.html"
+    said(slurm, histories, "report", "--job", job, page)
+    assert "step" in page.read_text()
