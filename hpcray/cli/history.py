@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from hpcray.common.ids import PUT_INDEX, TASK_BYTES, owner_of
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.figures_gathering import quantile
-from hpcray.history.job_history import JobHistory, TaskRow, clock
+from hpcray.history.job_history import GONE, UNSEEN, JobHistory, Sighting, TaskRow, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
 from hpcray.history.records import FunctionCoreTime
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
@@ -200,8 +200,35 @@ def _object_story(history: JobHistory, ident: bytes) -> list[tuple[int, str]]:
         lines.append((1, f"its owner {how}; the object went with it at the latest"))
     else:
         lines.append((1, "its owner was not seen to end"))
-    lines.append((1, "its copies, spills and reads are not in a history: whether it was freed before is not known"))
-    return lines
+    return lines + [(1, text) for text in _sightings(history, ident)]
+
+
+_WHERE = {
+    "memory": "in memory", "both": "in memory and on disk", "spilled": "on disk", "overflow": "on disk, past the store",
+    "creating": "being written", "pulling": "on its way here", "restoring": "being read back from disk",
+    "waiting": "waits for room", "reserving": "waits for room on disk", GONE: "not there any more",
+    UNSEEN: "not among the largest objects any more: what became of it is not known",
+}  # fmt: skip
+
+
+def _sightings(history: JobHistory, ident: bytes) -> Iterator[str]:
+    """The looks at the stores that have shown something new of an object."""
+    seen = sorted(history.objects.get(ident, ()))
+    if not seen:
+        yield "it was never among the largest objects of a node when its store was looked at: no copy of it is known"
+        return
+    last: dict[int, Sighting] = {}
+    for one in seen:
+        copy = ", a copy" if one.copy else ""
+        size = f" ({format_size(one.size)}{copy})" if one.size and one.node not in last else ""
+        yield f"{clock(one.at)} node {one.node}: {_WHERE.get(one.state, one.state)}{size}"
+        last[one.node] = one
+    for number, one in last.items():
+        node = history.nodes[number]
+        if node.lost and one.state not in (GONE, UNSEEN):
+            yield f"{clock(node.lost_at)} lost with node {number}, if it was there still"
+    longest = format_duration(max(one.at - one.since for one in seen))
+    yield f"the stores were looked at, at most {longest} apart: what lay between is not known"
 
 
 def _waited(history: JobHistory, task: TaskRow) -> str | None:

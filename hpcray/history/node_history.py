@@ -13,7 +13,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
@@ -40,6 +40,7 @@ from hpcray.history.records import (
     Line,
     NewRecords,
     NodeDeath,
+    Objects,
     Process,
     ProcessTime,
     Reason,
@@ -65,9 +66,12 @@ _ROOM = 10  # times as many as are remembered (`hpcray.runtime.worker.replies`)
 _SHORTEST_PERIOD = 0.01
 _FIRST_LOOK = 0.3  # seconds after the start
 _FIGURES_PERIOD = 2.0  # seconds between two looks at the node's resources
+_OBJECTS = 50
+"""Objects of a store that are looked at, the largest ones."""
+_NOT_KEPT = ("node", "host", "time")
 _ACCOUNT_PERIOD = 3.0  # seconds between two records of the account of core time, while something is reserved
 _WORK_SHARE = 0.003  # of its time that a process may spend on answers about what runs
-_CLUSTER_SHARE = 0.005  # of the head's time that it may spend on rows of actors and groups
+_CLUSTER_SHARE = 0.005  # of the raylet's time that it may spend on each of rows of actors and groups, and figures
 _ALIVE_PERIOD = 30.0  # seconds without anything new after which the head says that it lives
 _FLUSH_PERIOD = 0.5  # seconds between two blocks at least, but for what may be the last one
 _SHORTEST_LOOK = 0.1  # seconds between two looks at the cores while what is reserved changes
@@ -112,8 +116,8 @@ class NodeHistory(NodeExtension):
         self._tick_at = float("inf")
         self._said_idle: set[bytes] = set()
         self._functions = _FunctionTotals()
-        self._figures_at = self._cluster_at = 0.0
-        self._shown: tuple[Any, ...] = ()
+        self._cluster_at = 0.0
+        self._node_looks = _NodeLooks(raylet)
         self._cluster: dict[bytes, dict[str, Any]] = {}
         self._nodes: list[dict[str, Any]] = []
         self._gone: dict[bytes, Process] = {}
@@ -195,7 +199,7 @@ class NodeHistory(NodeExtension):
         """The processes of this node leave."""
         self._stopping = True
         if self._writer is not None:
-            self._look_at_node(self._loop.now, always=True)
+            self._pending += self._node_looks.look(self._loop.now, always=True)
             self._look_at_cores(self._loop.now, always=True)
             self._look_at_cluster(self._loop.now, always=True)
         self._add(Ended(time.time(), code))
@@ -268,7 +272,7 @@ class NodeHistory(NodeExtension):
                     self._ask(proc, now >= self._work_due.get(proc, 0.0))
                     self._due[proc] = (now + max(PERIOD, period), period)  # where no answer comes
             following = min(following, self._due[proc][0])
-        self._look_at_node(now)
+        self._pending += self._node_looks.look(now)
         self._look_at_cores(now)
         self._look_at_cluster(now)
         if now - self._written_at >= _FLUSH_PERIOD:
@@ -342,26 +346,6 @@ class NodeHistory(NodeExtension):
         assert self._account is not None
         account, now, own = self._account, self._loop.now, time.process_time()
         self._add(CoreTime(time.time(), account.rows(now), account.beside(own), account.changed_functions()))
-
-    def _look_at_node(self, now: float, always: bool = False) -> None:
-        """Note what this node uses, where that has changed."""
-        if not always and now - self._figures_at < _FIGURES_PERIOD:
-            return
-        row = self._raylet.introspection.row()
-        seconds, self._figures_at = now - self._figures_at, now
-        job = row["cpu"]["job"]
-        before = self._shown[0] if self._shown else job
-        steps = (
-            round(_STEPS * row["memory"]["used"] / max(1, row["memory"]["limit"])),
-            round(_STEPS * row["store"]["used"] / max(1, row["store"]["capacity"])),
-            round(_STEPS * (job - before) / max(1.0, seconds) / row["cpu"]["host_count"]),
-            row["resources"], row["workers"], row["actors"], row["leases"], row["waiting"], row["store"]["on_disk"],
-        )  # fmt: skip
-        if always or not self._shown or steps != self._shown[1]:
-            for name in ("node", "host", "time"):
-                row.pop(name, None)
-            self._add(Figures(time.time(), row))
-        self._shown = (job, steps)
 
     def _look_at_cluster(self, now: float, always: bool = False) -> None:
         """On the head: note which actors, groups and nodes have changed."""
@@ -463,6 +447,57 @@ class NodeHistory(NodeExtension):
             slurm={name: os.environ[name] for name in _SLURM_FACTS if name in os.environ},
             python=sys.version.split()[0],
         )
+
+
+class _NodeLooks:
+    """Looks at what a node uses, and at the largest objects of its store. They take the longer, the more objects there
+    are, and so are no more frequent than for a share of the raylet's time."""
+
+    def __init__(self, raylet: Raylet) -> None:
+        self._raylet = raylet
+        self._next = self._at = 0.0
+        self._shown: tuple[Any, ...] = ()
+        self._objects: dict[bytes, tuple[int, str, bool]] = {}
+        self._objects_at = time.time()
+        self._store: dict[str, Any] = {}
+
+    def look(self, now: float, always: bool = False) -> list[Any]:
+        """Return the records of what has changed."""
+        if not always and now < self._next:
+            return []
+        began = time.perf_counter()
+        row = self._raylet.introspection.row()
+        found = [*self._figures(now, row, always), *self._changed_objects(row["store"])]
+        self._next = now + max(_FIGURES_PERIOD, (time.perf_counter() - began) / _CLUSTER_SHARE)
+        return found
+
+    def _figures(self, now: float, row: dict[str, Any], always: bool) -> Iterator[Figures]:
+        seconds, self._at = now - self._at, now
+        job = row["cpu"]["job"]
+        before = self._shown[0] if self._shown else job
+        steps = (
+            round(_STEPS * row["memory"]["used"] / max(1, row["memory"]["limit"])),
+            round(_STEPS * row["store"]["used"] / max(1, row["store"]["capacity"])),
+            round(_STEPS * (job - before) / max(1.0, seconds) / row["cpu"]["host_count"]),
+            row["resources"], row["workers"], row["actors"], row["leases"], row["waiting"], row["store"]["on_disk"],
+        )  # fmt: skip
+        if always or not self._shown or steps != self._shown[1]:
+            yield Figures(time.time(), {name: value for name, value in row.items() if name not in _NOT_KEPT})
+        self._shown = (job, steps)
+
+    def _changed_objects(self, store: dict[str, Any]) -> Iterator[Objects]:
+        since, self._objects_at = self._objects_at, time.time()
+        if store == self._store:  # no object has come, gone or moved
+            return
+        self._store, before = store, self._objects
+        rows = self._raylet.store.largest_objects(_OBJECTS)
+        self._objects = {row["id"]: (row["size"], row["state"], row["copy"]) for row in rows}
+        least = (rows[-1]["size"], rows[-1]["id"]) if len(rows) >= _OBJECTS else (0, b"")
+        changed = {ident: one for ident, one in self._objects.items() if before.get(ident) != one}
+        missing = [(one[0], ident) for ident, one in before.items() if ident not in self._objects]
+        if changed or missing:
+            gone = [one[1] for one in missing if one > least]
+            yield Objects(self._objects_at, since, changed, gone, [one[1] for one in missing if one < least])
 
 
 class _FunctionTotals:

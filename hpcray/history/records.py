@@ -203,6 +203,21 @@ class Gap(Struct, array_like=True, tag=14):
     reason: str
 
 
+class Objects(Struct, array_like=True, tag=15):
+    """The largest objects of a node's store, as far as they are not as at the look before.
+
+    Attributes:
+        since: when that was. changed: size in bytes, state, and whether it is a copy of another node's, by id.
+        gone: those that are there no more. unseen: those that may be there, and are not among the largest any more.
+    """
+
+    at: Time
+    since: Time
+    changed: dict[bytes, tuple[Count, str, bool]] = {}
+    gone: list[bytes] = []
+    unseen: list[bytes] = []
+
+
 Record = Union[
     Began,
     Figures,
@@ -218,6 +233,7 @@ Record = Union[
     Alive,
     CoreTime,
     Gap,
+    Objects,
 ]
 
 

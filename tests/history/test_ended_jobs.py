@@ -253,6 +253,49 @@ class TestKilled:
         hpcray("jobs", "rm", killed, code=1)
 
 
+OBJECT = """\
+import time
+import numpy as np
+import hpcray as ray
+from hpcray.runtime.core_worker.core_worker import need_process
+
+ray.init(num_cpus=1)
+
+
+def until(state):
+    for _ in range(400):
+        (store,) = need_process().diagnostics.list_stores(100, 60.0)
+        if state == next((row["state"] for row in store["list"] if row["id"] == ref.hex()), None):
+            time.sleep(3)  # longer than the raylet looks away
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"it was never {state}: {store}")
+
+
+ref = ray.put(np.full(8 << 20, 1, "u1"))
+print(ref.hex())
+until("memory")
+others = [ray.put(np.full(7 << 20, number, "u1")) for number in range(8)]
+until("spilled")
+del others
+assert ray.get(ref)[-1] == 1
+until("both")
+"""
+
+
+@pytest.mark.slow
+def test_the_story_of_an_object_that_was_spilled(histories: Path, tmp_path: Path) -> None:
+    (tmp_path / "object.py").write_text(OBJECT)
+    with Job(embedded(tmp_path / "object.py"), {"HPCRAY_OBJECT_STORE_MEMORY": str(32 << 20)}) as job:
+        ended = job.wait()
+        assert ended.code == 0, ended.err
+    story = hpcray("why", ended.out.splitlines()[0], "--job", run_named(histories))
+    states = re.findall(r" node 0: ([a-z ]+)", story)
+    assert [one.strip() for one in states if one.strip() != "being read back from disk"] == [
+        "in memory", "on disk", "in memory and on disk",
+    ], story  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("how", "code", "state", "cause"),
     [
