@@ -368,7 +368,7 @@ class _Report:
 
         def cells(kind: str, row: Sequence[object]) -> str:
             return "".join(
-                f"<{kind}{' class=right' if place >= first else ''}>{self._e(value)}</{kind}>"
+                f"<{kind}{' class=right' if place >= first else ''}>{self._e('' if value is None else value)}</{kind}>"
                 for place, value in enumerate(row)
             )
 

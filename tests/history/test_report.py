@@ -111,6 +111,7 @@ def test_nothing_of_the_job_is_markup(tmp_path: Path) -> None:
     assert not elements.found & {"script", "iframe", "img", "link", "object", "a", "form"}
     assert not {name for name in elements.attributes if name.startswith("on")}
     assert "&lt;script&gt;" in page
+    assert ">None<" not in page, "an actor without a name, that has no node any more"
     assert f"CPU time beside it, which is in none of these rows: {WITHOUT_CORE} 15 s." in page
     table = page.partition("Core time by function")[2].partition("</table>")[0]
     cells = [cell.partition("<")[0] for cell in table.split("<td class=right>")[1:]]
