@@ -25,6 +25,7 @@ from hpcray.history.records import FunctionCoreTime
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
 from hpcray.jobs.submitted_job import JobRecord
+from hpcray.platform.session_directory import read_session
 from hpcray.processes.running_jobs import running_jobs
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.reports import format_duration, print_table, print_text
@@ -201,6 +202,16 @@ def _object_story(history: JobHistory, ident: bytes) -> list[tuple[int, str]]:
     else:
         lines.append((1, "its owner was not seen to end"))
     return lines + [(1, text) for text in _sightings(history, ident)]
+
+
+def object_events(session_dir: str, what: str) -> list[str]:
+    """The looks at the stores of a running job that have shown something of an object, where its history is visible
+    here; nothing of other words than the id of an object."""
+    if _OBJECT.fullmatch(what.lower()):
+        for run in find_runs(history_root(os.environ), read_session(session_dir).session):
+            history, ident = JobHistory(run), bytes.fromhex(what)
+            return [*_sightings(history, ident)] if ident in history.objects else []
+    return []
 
 
 _WHERE = {

@@ -81,7 +81,7 @@ LINES_OF_CODE = {
     "api": 2976,
     "attach": 1417,
     "autoscaler": 1222,
-    "cli": 4351,
+    "cli": 4360,
     "common": 1563,
     "compat": 3374,
     "core": 12311,

@@ -254,7 +254,7 @@ class TestKilled:
 
 
 OBJECT = """\
-import time
+import subprocess, sys, time
 import numpy as np
 import hpcray as ray
 from hpcray.runtime.core_worker.core_worker import need_process
@@ -280,6 +280,7 @@ until("spilled")
 del others
 assert ray.get(ref)[-1] == 1
 until("both")
+print(subprocess.run([sys.executable, "-m", "hpcray.cli", "why", ref.hex()], capture_output=True, text=True).stdout)
 """
 
 
@@ -289,11 +290,12 @@ def test_the_story_of_an_object_that_was_spilled(histories: Path, tmp_path: Path
     with Job(embedded(tmp_path / "object.py"), {"HPCRAY_OBJECT_STORE_MEMORY": str(32 << 20)}) as job:
         ended = job.wait()
         assert ended.code == 0, ended.err
-    story = hpcray("why", ended.out.splitlines()[0], "--job", run_named(histories))
-    states = re.findall(r" node 0: ([a-z ]+)", story)
-    assert [one.strip() for one in states if one.strip() != "being read back from disk"] == [
-        "in memory", "on disk", "in memory and on disk",
-    ], story  # fmt: skip
+    ident, live = ended.out.split("\n", 1)
+    for story in (live, hpcray("why", ident, "--job", run_named(histories))):
+        states = re.findall(r" node 0: ([a-z ]+)", story)
+        assert [one.strip() for one in states if one.strip() != "being read back from disk"] == [
+            "in memory", "on disk", "in memory and on disk",
+        ], story  # fmt: skip
 
 
 @pytest.mark.parametrize(
