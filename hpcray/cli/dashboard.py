@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hpcray.cli import json_option, print_json, top_cells
-from hpcray.cli.history import ended_job, print_status
+from hpcray.cli.history import ended_job, print_core_time, print_status
 from hpcray.cli.job_option import errors_as_messages, job, job_option, session_directory
 from hpcray.common.terminal_text import plain
 from hpcray.history.outcome import ask_slurm, outcome
@@ -201,3 +201,4 @@ def _print(use: JobUse) -> None:
     whole = sum(one.total for one in use.functions)
     names = [name for name, _ in top_cells.function_columns(_PLAIN_WIDTH)]
     print_table(names, [top_cells.function_cells(one, _PLAIN_WIDTH, whole) for one in use.functions])
+    print_core_time(use.core_time, use.cpu_time_beside)

@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import asdict, astuple
 
 from hpcray.cli import json_option, print_json, print_record, write_named
 from hpcray.cli.job_option import job_option, submitted_job
@@ -18,11 +19,13 @@ from hpcray.common.ids import PUT_INDEX, TASK_BYTES, owner_of
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics.figures_gathering import quantile
-from hpcray.history.job_history import JobHistory, TaskRow, clock
+from hpcray.history.job_history import GONE, UNSEEN, JobHistory, Sighting, TaskRow, clock
 from hpcray.history.outcome import COMPLETED, RUNNING, Outcome, ask_slurm, explain, outcome
+from hpcray.history.records import FunctionCoreTime
 from hpcray.history.runs import JobNames, Run, find_runs, history_root, jobs_meant, program_names, runs
 from hpcray.jobs.batch_queues import active_jobs
 from hpcray.jobs.submitted_job import JobRecord
+from hpcray.platform.session_directory import read_session
 from hpcray.processes.running_jobs import running_jobs
 from hpcray.ray_start.surroundings import parse_cluster_address
 from hpcray.state.reports import format_duration, print_table, print_text
@@ -198,8 +201,45 @@ def _object_story(history: JobHistory, ident: bytes) -> list[tuple[int, str]]:
         lines.append((1, f"its owner {how}; the object went with it at the latest"))
     else:
         lines.append((1, "its owner was not seen to end"))
-    lines.append((1, "its copies, spills and reads are not in a history: whether it was freed before is not known"))
-    return lines
+    return lines + [(1, text) for text in _sightings(history, ident)]
+
+
+def object_events(session_dir: str, what: str) -> list[str]:
+    """The looks at the stores of a running job that have shown something of an object, where its history is visible
+    here; nothing of other words than the id of an object."""
+    if _OBJECT.fullmatch(what.lower()):
+        for run in find_runs(history_root(os.environ), read_session(session_dir).session):
+            history, ident = JobHistory(run), bytes.fromhex(what)
+            return [*_sightings(history, ident)] if ident in history.objects else []
+    return []
+
+
+_WHERE = {
+    "memory": "in memory", "both": "in memory and on disk", "spilled": "on disk", "overflow": "on disk, past the store",
+    "creating": "being written", "pulling": "on its way here", "restoring": "being read back from disk",
+    "waiting": "waits for room", "reserving": "waits for room on disk", GONE: "not there any more",
+    UNSEEN: "not among the largest objects any more: what became of it is not known",
+}  # fmt: skip
+
+
+def _sightings(history: JobHistory, ident: bytes) -> Iterator[str]:
+    """The looks at the stores that have shown something new of an object."""
+    seen = sorted(history.objects.get(ident, ()))
+    if not seen:
+        yield "it was never among the largest objects of a node when its store was looked at: no copy of it is known"
+        return
+    last: dict[int, Sighting] = {}
+    for one in seen:
+        copy = ", a copy" if one.copy else ""
+        size = f" ({format_size(one.size)}{copy})" if one.size and one.node not in last else ""
+        yield f"{clock(one.at)} node {one.node}: {_WHERE.get(one.state, one.state)}{size}"
+        last[one.node] = one
+    for number, one in last.items():
+        node = history.nodes[number]
+        if node.lost and one.state not in (GONE, UNSEEN):
+            yield f"{clock(node.lost_at)} lost with node {number}, if it was there still"
+    longest = format_duration(max(one.at - one.since for one in seen))
+    yield f"the stores were looked at, at most {longest} apart: what lay between is not known"
 
 
 def _waited(history: JobHistory, task: TaskRow) -> str | None:
@@ -402,8 +442,10 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     """How the job has ended, its nodes, and what its functions have run."""
     result = outcome(history, ask_slurm(history))
     if as_json:
+        function_times = history.function_times()
         functions = {
             name: {"ended": row[0], "failed": row[1], "seconds": row[2] / 1e6, "median": quantile(row, 0.5)}
+            | {"core_time": asdict(function_times.get(name, FunctionCoreTime()))}
             for name, row in history.functions().items()
         }
         known = {"job": history.run.job, "run": history.run.name, "state": result.state, "cause": result.cause}
@@ -416,16 +458,24 @@ def print_status(history: JobHistory, as_json: bool) -> None:
     print_table(list(nodes[0]), [[_cell(name, row[name]) for name in row] for row in nodes])
     summary = {name: {"state_counts": states} for name, states in history.task_summary().items()}
     _print_functions(history, summary)
-    _print_core_time(*history.core_time())
+    print_core_time(*history.core_time())
+    _print_function_times(history.function_times())
     _complain(history)
 
 
-def _print_core_time(account: dict[str, float], beside: dict[str, float]) -> None:
+def print_core_time(account: Mapping[str, float], beside: Mapping[str, float]) -> None:
+    """Print an account of core time, and the CPU time beside it, by what the cores did."""
     if whole := sum(account.values()):
         rows = [[f"{100 * seconds / whole:.0f} %", f"{seconds:.3g} s", name] for name, seconds in account.items()
                 if seconds > 0]  # fmt: skip
         print_table(["share", "core time", "cores were"], rows)
         print_table(["CPU time beside it", "of"], [[f"{seconds:.3g} s", name] for name, seconds in beside.items()])
+
+
+def _print_function_times(functions: Mapping[str, FunctionCoreTime]) -> None:
+    rows = [[name, *(f"{seconds:.3g} s" for seconds in astuple(one))] for name, one in functions.items()]
+    if rows:
+        print_table(["core time of", "on a CPU", "off the CPU", "for objects", "blocked", "CPU time beside it"], rows)
 
 
 def print_memory(history: JobHistory, as_json: bool) -> None:

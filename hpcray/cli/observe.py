@@ -19,6 +19,7 @@ from hpcray.api import runtime_context
 from hpcray.cli import json_option, print_json, print_record
 from hpcray.cli.history import (
     ended_job,
+    object_events,
     print_list,
     print_log_record,
     print_memory,
@@ -36,7 +37,7 @@ from hpcray.core.object_store.allocator import format_size
 from hpcray.diagnostics import metrics_endpoint as node_metrics
 from hpcray.diagnostics.cluster_query import QUERY_TIMEOUT, ClusterQuery, stacks
 from hpcray.diagnostics.record_replay import replay as replay_core
-from hpcray.diagnostics.wait_graph import show_lines
+from hpcray.diagnostics.wait_graph import WaitReason, show_lines
 from hpcray.state import recordings, timeline
 from hpcray.state.aggregator import StateAggregator, select
 from hpcray.state.logs import LineFilter, LogError, LogReader, WorkerLines
@@ -296,7 +297,7 @@ def stack(address: str, timeout: float, as_json: bool, everything: bool) -> None
 @click.argument("what", required=False)
 def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
     """Show what an object, a task or an actor waits for, down to the process that works on it or the resource that is
-    missing; of a dead actor, when, where and why it died.
+    missing; of a dead actor, when, where and why it died; of an object also where looks at the stores have seen it.
 
     WHAT is an id in hex, or its beginning (`ref.hex()`, `hpcray list`, errors and `hpcray stack` print ids), the name
     of a function or method, or the name or class of an actor. Without it: every `get` of the program that waits; where
@@ -308,6 +309,7 @@ def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
     with job(address) as process:
         search = WaitSearch(process, timeout)
         findings = search.explain(what) if what is not None else search.explain_all()
+        findings += [WaitReason(1, text) for text in object_events(process.session_dir, what or "")]
     if not findings:
         raise click.ClickException(
             f"there is no object, task or actor {what!r}; hint: hpcray list tasks, hpcray list actors"

@@ -156,6 +156,7 @@ class JobScreen(LiveScreen):
         yield KeptTable(id="nodes", cursor_type="row")
         yield KeptTable(id="functions", cursor_type="row")
         yield Label("", id="order")
+        yield Static("", id="cores")
         yield Static("", id="log")
         yield Footer()
 
@@ -190,6 +191,7 @@ class JobScreen(LiveScreen):
             for one in sorted(use.functions, key=_ORDERS[self.order])
         ]
         self.query_one("#functions", KeptTable).show(top_cells.function_columns(width), rows)
+        self.query_one("#cores", Static).update(_plain(top_cells.core_time(use)))
         more = "; numbers are lower bounds: earlier runs are forgotten" if use.partial else ""
         self.query_one("#order", Label).update(f"functions by {self.order} (enter: details){more}")
 
@@ -409,6 +411,7 @@ class TopApp(App[None]):
     #nodes, #processes { height: auto; max-height: 45%; }
     #functions, #actors, #transfers { height: 1fr; }
     #order { color: $text-muted; }
+    #cores { color: $text-muted; height: auto; }
     #log { height: 20%; min-height: 2; border-top: solid $panel; }
     """
     TITLE = "hpcray top"

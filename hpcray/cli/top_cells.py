@@ -116,6 +116,14 @@ def headline(use: JobUse) -> Text:
     return Text.assemble((plain(use.job_id), "bold"), "  ", "  ".join(parts), "  ", (plain(use.program), "dim"))
 
 
+def core_time(use: JobUse) -> str:
+    """The account of core time since the start of the job in one line, the most first; "" where there is none."""
+    whole = sum(use.core_time.values())
+    parts = sorted(use.core_time.items(), key=lambda item: -item[1])
+    shown = [f"{seconds / whole:.0%} {name}" for name, seconds in parts if seconds >= whole / 200 > 0]
+    return f"cores: {'; '.join(shown)}" if shown else ""
+
+
 def short_size(size: float) -> str:
     """`1.5G`, `20k`, `0`: letters of Slurm's, in powers of 1024."""
     for unit, name in ((1 << 40, "T"), (1 << 30, "G"), (1 << 20, "M"), (1 << 10, "k")):

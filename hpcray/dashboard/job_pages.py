@@ -579,6 +579,8 @@ class JobPages:
             "head": self._process.membership.head,
             "actors": status["actors"],
             "waiting": waiting,
+            "core_time": use.core_time,
+            "cpu_time_beside": use.cpu_time_beside,
         }
 
     def _dead_actors(self, count: int) -> list[dict[str, Any]]:
@@ -977,6 +979,7 @@ class EndedJobPages:
             "functions": [function_row(one, whole) for one in use.functions],
             "buckets": {one.name: one.buckets for one in use.functions}, "partial": history.partial, "left": None,
             "took": 0.0, "head": history.head.number, "actors": actors,
+            **dict(zip(("core_time", "cpu_time_beside"), history.core_time(), strict=True)),
             "waiting": ["  " * depth + text for depth, text in explain(history, self._result)],
         }  # fmt: skip
 

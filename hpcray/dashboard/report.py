@@ -18,6 +18,8 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
+from msgspec.structs import astuple
+
 from hpcray.common.figures import FunctionRow
 from hpcray.core.object_store.allocator import format_size
 from hpcray.dashboard.task_timeline import timeline_of
@@ -247,7 +249,12 @@ class _Report:
         if more:
             more = f"CPU time beside it, which is in none of these rows: {more}."
         columns = ("cores were", "core time", "share")
-        return bar.join(self._section("Where the core time went", columns, rows, 2, more).split("\n", 1))
+        names = ("function", "on a CPU", "off the CPU", "for objects", "blocked", "CPU time beside it")
+        functions = [(name, *map(_duration, astuple(one))) for name, one in self._history.function_times().items()][
+            :_MOST_FUNCTIONS
+        ]
+        table = self._section("Core time by function", names, functions, 5)
+        return bar.join(self._section("Where the core time went", columns, rows, 2, more).split("\n", 1)) + table
 
     # ------------------------------------------------------------ over time
 
@@ -361,7 +368,7 @@ class _Report:
 
         def cells(kind: str, row: Sequence[object]) -> str:
             return "".join(
-                f"<{kind}{' class=right' if place >= first else ''}>{self._e(value)}</{kind}>"
+                f"<{kind}{' class=right' if place >= first else ''}>{self._e('' if value is None else value)}</{kind}>"
                 for place, value in enumerate(row)
             )
 

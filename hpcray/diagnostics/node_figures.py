@@ -19,6 +19,7 @@ from hpcray.core.object_store.object_store import ObjectStore
 from hpcray.core.raylet.local_lease_manager import LocalLeaseManager
 from hpcray.diagnostics.figures_gathering import FIGURES, FiguresGathering, FiguresReport
 from hpcray.protocol import messages as m
+from hpcray.runtime.raylet.event_log import NodeEventLog
 from hpcray.runtime.raylet.event_loop import EventLoop
 from hpcray.runtime.raylet.local_processes import NodeContext
 from hpcray.runtime.raylet.memory_monitor import MemoryMonitor
@@ -134,7 +135,7 @@ class NodeFigures:
     """Gathers the figures of this node, and with `FiguresGathering` those of others.
 
     Args:
-        memory_monitor: reads the node's memory.
+        memory_monitor: reads the node's memory. events: its extensions add figures of their own.
     """
 
     def __init__(
@@ -145,6 +146,7 @@ class NodeFigures:
         lease_manager: LocalLeaseManager,
         store: ObjectStore,
         memory_monitor: MemoryMonitor,
+        events: NodeEventLog,
     ) -> None:
         self._context = context
         self._loop = loop
@@ -152,6 +154,7 @@ class NodeFigures:
         self._lease_manager = lease_manager
         self._store = store
         self._memory = memory_monitor
+        self._node_events = events
         self._gathering = FiguresGathering(context.info.index)
         self._gpus = GpuSampler()
         self._number = 0
@@ -260,6 +263,7 @@ class NodeFigures:
             report.partial = report.partial or said["partial"]
         times = sorted(report.functions.items(), key=lambda item: -item[1][2])[:_MOST_TIMES]
         row = self.row() | {"times": {name: [sum(buckets.values()), us] for name, (_, _, us, buckets) in times}}
+        self._node_events.inform(lambda extension: row.update(extension.figures()))
         report.nodes.append(msgspec.Raw(msgspec.msgpack.encode(row)))
         return report
 

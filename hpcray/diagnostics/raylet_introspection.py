@@ -123,7 +123,7 @@ class RayletIntrospection:
         loop, lease_manager = parts.loop, parts.lease_manager
         log_files = LogFiles(logs_directory(parts.context.session_dir))
         self._figures = figures = NodeFigures(
-            parts.context, loop, parts.router, lease_manager, parts.store, parts.memory_monitor
+            parts.context, loop, parts.router, lease_manager, parts.store, parts.memory_monitor, parts.events
         )
         self.preloaded: dict[str, str] = {}
         self._node = parts.context.info.index

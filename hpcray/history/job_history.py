@@ -9,8 +9,10 @@ import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
+from operator import add, itemgetter
 from typing import Any, NamedTuple
+
+from msgspec.structs import astuple
 
 from hpcray.common.figures import FunctionRow, add_counts, add_functions
 from hpcray.common.ids import PROC_BYTES, TASK_BYTES, owner_of
@@ -21,10 +23,12 @@ from hpcray.history.records import (
     CoreTime,
     Ended,
     Figures,
+    FunctionCoreTime,
     Functions,
     Gap,
     Line,
     NodeDeath,
+    Objects,
     Process,
     Reason,
     Running,
@@ -41,6 +45,9 @@ _LISTED = 3
 MOST_TASKS = 400_000
 """Rows of tasks that are kept in memory; beyond it every second one goes, but for those that failed."""
 _MOST_ERRORS = 10_000
+_MOST_SIGHTINGS = 200_000
+GONE, UNSEEN = "gone", "unseen"
+"""States of objects that are not in a store any more, and of which that is not known any more."""
 _NO_ACTOR: dict[str, Any] = {
     "class_name": "", "name": None, "state": "", "node": None, "pid": None, "restarts": None, "reason": None,
 }  # fmt: skip
@@ -74,6 +81,21 @@ class ErrorRow:
     task: bytes
     kind: str
     text: str
+
+
+class Sighting(NamedTuple):
+    """A change of an object that a look at a node's store has shown: it came between `since` and `at`.
+
+    Attributes:
+        size: bytes. state: as `ObjectStore.largest_objects` has it, GONE or UNSEEN. copy: of another node's.
+    """
+
+    at: float
+    since: float
+    node: int
+    size: int
+    state: str
+    copy: bool
 
 
 @dataclass
@@ -189,6 +211,7 @@ class NodePart:
     figures: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
     account: dict[str, float] = field(default_factory=dict)
     beside: dict[str, float] = field(default_factory=dict)
+    function_times: dict[str, FunctionCoreTime] = field(default_factory=dict)
     functions: dict[str, FunctionRow] = field(default_factory=dict)
     partial: bool = False
     lost: str = ""
@@ -216,7 +239,8 @@ class JobHistory:
     Attributes:
         run: where it is. nodes: by number. processes: by proc id. tasks: rows in the order of their ends, as far as
             they were noted; seen: how many have ended in all. errors: of failed tasks. actors, groups: by id, as the
-            head had them last. reasons, lines: (node, record) in the order of time.
+            head had them last. objects: what was seen of them, by id. reasons, lines: (node, record) in the order of
+            time.
         problems: files that could not be read, with the reason. last: time of the last record: the history is as of
             then.
     """
@@ -230,6 +254,8 @@ class JobHistory:
         self.errors: list[ErrorRow] = []
         self.actors: dict[bytes, dict[str, Any]] = {}
         self.groups: dict[bytes, dict[str, Any]] = {}
+        self.objects: dict[bytes, list[Sighting]] = {}
+        self._sightings = 0
         self.known_nodes: list[dict[str, Any]] = []
         self.reasons: list[tuple[int, Reason]] = []
         self.lines: list[tuple[int, Line]] = []
@@ -279,6 +305,7 @@ class JobHistory:
                 node.figures.append((record.at, record.row))
             case CoreTime():
                 node.account, node.beside = record.rows, record.beside
+                node.function_times.update(record.functions)
             case Functions():
                 node.functions.update(record.functions)
                 node.partial = node.partial or record.partial
@@ -308,6 +335,18 @@ class JobHistory:
                 node.ended = node.ended or record
             case Gap():
                 node.gaps.append(record)
+            case Objects():
+                self._take_objects(node, record)
+
+    def _take_objects(self, node: NodePart, record: Objects) -> None:
+        rows = [(ident, *one) for ident, one in record.changed.items()]
+        rows += [(ident, 0, GONE, False) for ident in record.gone]
+        rows += [(ident, 0, UNSEEN, False) for ident in record.unseen]
+        if self._sightings < _MOST_SIGHTINGS:
+            self._sightings += len(rows)
+            for ident, size, state, copy in rows:
+                one = Sighting(record.at, record.since, node.number, size, state, copy)
+                self.objects.setdefault(ident, []).append(one)
 
     def _process(self, node: NodePart, proc: bytes, pid: int, kind: str) -> ProcessRow:
         known = self.processes.get(proc)
@@ -382,6 +421,15 @@ class JobHistory:
             for name, seconds in node.beside.items():
                 beside[name] = beside.get(name, 0.0) + seconds
         return account, beside
+
+    def function_times(self) -> dict[str, FunctionCoreTime]:
+        """Seconds of core time of all nodes by function, the one with most first."""
+        found: dict[str, FunctionCoreTime] = {}
+        for node in self.nodes.values():
+            for name, more in node.function_times.items():
+                one = astuple(found.setdefault(name, FunctionCoreTime()))
+                found[name] = FunctionCoreTime(*map(add, one, astuple(more)))
+        return dict(sorted(found.items(), key=lambda item: -sum(astuple(item[1]))))
 
     def latency(self) -> dict[str, Latency]:
         """By function, the mean time of its tasks from `remote()` to the value, by what it went for.

@@ -13,13 +13,13 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
 from hpcray.common.exceptions import StartupError
-from hpcray.common.figures import FunctionRow, add_functions
+from hpcray.common.figures import MOST_NAMES, OTHERS, FunctionRow, add_functions
 from hpcray.common.job_names import logs_directory
 from hpcray.common.resources import UNIT
 from hpcray.core.gcs.gcs import RecoveringGcs
@@ -34,11 +34,13 @@ from hpcray.history.records import (
     CoreTime,
     Ended,
     Figures,
+    FunctionCoreTime,
     Functions,
     Gap,
     Line,
     NewRecords,
     NodeDeath,
+    Objects,
     Process,
     ProcessTime,
     Reason,
@@ -64,9 +66,12 @@ _ROOM = 10  # times as many as are remembered (`hpcray.runtime.worker.replies`)
 _SHORTEST_PERIOD = 0.01
 _FIRST_LOOK = 0.3  # seconds after the start
 _FIGURES_PERIOD = 2.0  # seconds between two looks at the node's resources
+_OBJECTS = 50
+"""Objects of a store that are looked at, the largest ones."""
+_NOT_KEPT = ("node", "host", "time")
 _ACCOUNT_PERIOD = 3.0  # seconds between two records of the account of core time, while something is reserved
 _WORK_SHARE = 0.003  # of its time that a process may spend on answers about what runs
-_CLUSTER_SHARE = 0.005  # of the head's time that it may spend on rows of actors and groups
+_CLUSTER_SHARE = 0.005  # of the raylet's time that it may spend on each of rows of actors and groups, and figures
 _ALIVE_PERIOD = 30.0  # seconds without anything new after which the head says that it lives
 _FLUSH_PERIOD = 0.5  # seconds between two blocks at least, but for what may be the last one
 _SHORTEST_LOOK = 0.1  # seconds between two looks at the cores while what is reserved changes
@@ -111,8 +116,8 @@ class NodeHistory(NodeExtension):
         self._tick_at = float("inf")
         self._said_idle: set[bytes] = set()
         self._functions = _FunctionTotals()
-        self._figures_at = self._cluster_at = 0.0
-        self._shown: tuple[Any, ...] = ()
+        self._cluster_at = 0.0
+        self._node_looks = _NodeLooks(raylet)
         self._cluster: dict[bytes, dict[str, Any]] = {}
         self._nodes: list[dict[str, Any]] = []
         self._gone: dict[bytes, Process] = {}
@@ -194,7 +199,7 @@ class NodeHistory(NodeExtension):
         """The processes of this node leave."""
         self._stopping = True
         if self._writer is not None:
-            self._look_at_node(self._loop.now, always=True)
+            self._pending += self._node_looks.look(self._loop.now, always=True)
             self._look_at_cores(self._loop.now, always=True)
             self._look_at_cluster(self._loop.now, always=True)
         self._add(Ended(time.time(), code))
@@ -209,7 +214,8 @@ class NodeHistory(NodeExtension):
         self._functions.said(src, report.functions, report.partial)
         cores, _, actor = self._reservation(src)
         if self._account is not None and report.spent is not None:
-            self._account.answered(self._loop.now, src, cores, actor, report.spent)
+            ran = self._functions.seconds(src, report.spent.elapsed)
+            self._account.answered(self._loop.now, src, cores, actor, report.spent, ran)
             if src in self._due:
                 self._work_due[src] = self._loop.now + max(PERIOD - _SLACK, report.took / _WORK_SHARE)
         self._pending += report.records
@@ -225,6 +231,13 @@ class NodeHistory(NodeExtension):
                 period = PERIOD
             self._due[src] = (self._loop.now + period, period)
             self._schedule(self._loop.now + period)
+
+    def figures(self) -> dict[str, Any]:
+        """The account of core time so far."""
+        if self._account is None:
+            return {}
+        rows, beside = self._account.rows(self._loop.now), self._account.beside(time.process_time())
+        return {"core_time": rows, "cpu_time_beside": beside, "function_times": self._account.functions()}
 
     def close(self) -> None:
         """The loop has ended: write what is there."""
@@ -259,7 +272,7 @@ class NodeHistory(NodeExtension):
                     self._ask(proc, now >= self._work_due.get(proc, 0.0))
                     self._due[proc] = (now + max(PERIOD, period), period)  # where no answer comes
             following = min(following, self._due[proc][0])
-        self._look_at_node(now)
+        self._pending += self._node_looks.look(now)
         self._look_at_cores(now)
         self._look_at_cluster(now)
         if now - self._written_at >= _FLUSH_PERIOD:
@@ -331,28 +344,8 @@ class NodeHistory(NodeExtension):
 
     def _add_account(self) -> None:
         assert self._account is not None
-        now, own = self._loop.now, time.process_time()
-        self._add(CoreTime(time.time(), self._account.rows(now), self._account.beside(own)))
-
-    def _look_at_node(self, now: float, always: bool = False) -> None:
-        """Note what this node uses, where that has changed."""
-        if not always and now - self._figures_at < _FIGURES_PERIOD:
-            return
-        row = self._raylet.introspection.row()
-        seconds, self._figures_at = now - self._figures_at, now
-        job = row["cpu"]["job"]
-        before = self._shown[0] if self._shown else job
-        steps = (
-            round(_STEPS * row["memory"]["used"] / max(1, row["memory"]["limit"])),
-            round(_STEPS * row["store"]["used"] / max(1, row["store"]["capacity"])),
-            round(_STEPS * (job - before) / max(1.0, seconds) / row["cpu"]["host_count"]),
-            row["resources"], row["workers"], row["actors"], row["leases"], row["waiting"], row["store"]["on_disk"],
-        )  # fmt: skip
-        if always or not self._shown or steps != self._shown[1]:
-            for name in ("node", "host", "time"):
-                row.pop(name, None)
-            self._add(Figures(time.time(), row))
-        self._shown = (job, steps)
+        account, now, own = self._account, self._loop.now, time.process_time()
+        self._add(CoreTime(time.time(), account.rows(now), account.beside(own), account.changed_functions()))
 
     def _look_at_cluster(self, now: float, always: bool = False) -> None:
         """On the head: note which actors, groups and nodes have changed."""
@@ -399,6 +392,9 @@ class NodeHistory(NodeExtension):
             return
         if self._writer.full and self._began is not None:
             self._writer.begin_file(encode(self._first_records()))
+            if self._account is not None:
+                self._account.forget_told()
+                self._add_account()
         self._writer.add(encode(self._pending))
         self._pending = []
         self._written_at = self._loop.now
@@ -453,6 +449,57 @@ class NodeHistory(NodeExtension):
         )
 
 
+class _NodeLooks:
+    """Looks at what a node uses, and at the largest objects of its store. They take the longer, the more objects there
+    are, and so are no more frequent than for a share of the raylet's time."""
+
+    def __init__(self, raylet: Raylet) -> None:
+        self._raylet = raylet
+        self._next = self._at = 0.0
+        self._shown: tuple[Any, ...] = ()
+        self._objects: dict[bytes, tuple[int, str, bool]] = {}
+        self._objects_at = time.time()
+        self._store: dict[str, Any] = {}
+
+    def look(self, now: float, always: bool = False) -> list[Any]:
+        """Return the records of what has changed."""
+        if not always and now < self._next:
+            return []
+        began = time.perf_counter()
+        row = self._raylet.introspection.row()
+        found = [*self._figures(now, row, always), *self._changed_objects(row["store"])]
+        self._next = now + max(_FIGURES_PERIOD, (time.perf_counter() - began) / _CLUSTER_SHARE)
+        return found
+
+    def _figures(self, now: float, row: dict[str, Any], always: bool) -> Iterator[Figures]:
+        seconds, self._at = now - self._at, now
+        job = row["cpu"]["job"]
+        before = self._shown[0] if self._shown else job
+        steps = (
+            round(_STEPS * row["memory"]["used"] / max(1, row["memory"]["limit"])),
+            round(_STEPS * row["store"]["used"] / max(1, row["store"]["capacity"])),
+            round(_STEPS * (job - before) / max(1.0, seconds) / row["cpu"]["host_count"]),
+            row["resources"], row["workers"], row["actors"], row["leases"], row["waiting"], row["store"]["on_disk"],
+        )  # fmt: skip
+        if always or not self._shown or steps != self._shown[1]:
+            yield Figures(time.time(), {name: value for name, value in row.items() if name not in _NOT_KEPT})
+        self._shown = (job, steps)
+
+    def _changed_objects(self, store: dict[str, Any]) -> Iterator[Objects]:
+        since, self._objects_at = self._objects_at, time.time()
+        if store == self._store:  # no object has come, gone or moved
+            return
+        self._store, before = store, self._objects
+        rows = self._raylet.store.largest_objects(_OBJECTS)
+        self._objects = {row["id"]: (row["size"], row["state"], row["copy"]) for row in rows}
+        least = (rows[-1]["size"], rows[-1]["id"]) if len(rows) >= _OBJECTS else (0, b"")
+        changed = {ident: one for ident, one in self._objects.items() if before.get(ident) != one}
+        missing = [(one[0], ident) for ident, one in before.items() if ident not in self._objects]
+        if changed or missing:
+            gone = [one[1] for one in missing if one > least]
+            yield Objects(self._objects_at, since, changed, gone, [one[1] for one in missing if one < least])
+
+
 class _FunctionTotals:
     """Counts and times of a node by function, as its processes have said. partial: they have not seen all of it."""
 
@@ -468,6 +515,11 @@ class _FunctionTotals:
             self._said.setdefault(proc, {}).update(functions)
             self._changed.update(functions)
         self.partial = self.partial or partial
+
+    def seconds(self, proc: bytes, elapsed: Mapping[str, float]) -> dict[str, float]:
+        """Seconds that a process has run each function, as it has said. elapsed: those of runs that have not ended."""
+        ran = {name: row[2] / 1e6 for name, row in self._said.get(proc, {}).items()}
+        return ran | {name: ran.get(name, 0.0) + seconds for name, seconds in elapsed.items()}
 
     def process_died(self, proc: bytes) -> None:
         """A process will say nothing more."""
@@ -595,12 +647,15 @@ _UNUSED, _TASKS, _ACTORS = "lent, and used by nobody", "tasks", "actors"
 
 
 class _Answer(msgspec.Struct):
-    """The last answer of one process: when, the cores that were reserved for it, the times that it has said."""
+    """The last answer of one process: when, the cores that were reserved for it, the times that it has said, the
+    seconds that its functions had run, and their shares in what has run last."""
 
     at: float
     cores: float = 0.0
     actor: bool = False
     said: ProcessTime = msgspec.field(default_factory=ProcessTime)
+    ran: dict[str, float] = {}
+    shares: dict[str, float] = {}
 
     def take(self, name: str, spent: ProcessTime, most: float) -> float:
         """Return the new part of one of its times, at most so much of it: several threads may have spent more."""
@@ -608,6 +663,50 @@ class _Answer(msgspec.Struct):
         setattr(self.said, name, max(before, now))
         new: float = now - before
         return min(max(0.0, most), max(0.0, new))
+
+    def take_functions(self, ran: Mapping[str, float]) -> None:
+        """Note which functions have run since its last answer; where none has, its times are of those before."""
+        new = {name: seconds - before for name, seconds in ran.items() if seconds > (before := self.ran.get(name, 0.0))}
+        self.ran.update(ran)
+        if whole := sum(new.values()):
+            self.shares = {name: seconds / whole for name, seconds in new.items()}
+
+
+class _Spent(msgspec.Struct):
+    """Seconds of core time of the runs of one function.
+
+    Attributes:
+        blocked: of actors, which keep their cores. lent, fetching: of tasks, see `ObjectTime`.
+        without_core, beyond: of CPU time.
+    """
+
+    on: float = 0.0
+    off: float = 0.0
+    moving: float = 0.0
+    blocked: float = 0.0
+    lent: float = 0.0
+    fetching: float = 0.0
+    without_core: float = 0.0
+    beyond: float = 0.0
+
+    def add(self, other: _Spent, share: float = 1.0) -> None:
+        """Add a share of other ones."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + share * getattr(other, name))
+
+    def rows(self, unused: float) -> dict[str, float]:
+        """By what the cores did. unused: the share of the lent cores that others have not used."""
+        return {
+            ON_CPU: self.on,
+            OFF_CPU: self.off,
+            MOVING: self.moving + unused * self.fetching,
+            BLOCKED: self.blocked + unused * (self.lent - self.fetching),
+        }
+
+    def function_time(self, unused: float) -> FunctionCoreTime:
+        """The same, with the CPU time beside it."""
+        on, off, moving, blocked = self.rows(unused).values()
+        return FunctionCoreTime(on, off, moving, blocked, self.without_core + self.beyond)
 
 
 class CoreTimeAccount:
@@ -622,11 +721,10 @@ class CoreTimeAccount:
 
     def __init__(self, now: float, cores: float) -> None:
         self._began, self._cores = now, cores
-        self._spent = dict.fromkeys((ON_CPU, OFF_CPU, MOVING, BLOCKED), 0.0)
+        self._spent: dict[str, _Spent] = {}  # by function; "": of none
+        self._told: dict[str, FunctionCoreTime] = {}
         self._used = {False: 0.0, True: 0.0}  # by tasks, and by actors
         self._unseen = {False: 0.0, True: 0.0}
-        self._beside = dict.fromkeys((WITHOUT_CORE, BEYOND), 0.0)
-        self._lent = self._lent_fetching = 0.0
         self.looked_at, self._last = now, NodeLook(cores)
         self._seen = dict.fromkeys(("lent", _UNUSED, _TASKS, _ACTORS, "bundles", "starting", QUEUED, FREE), 0.0)
         self._processes: dict[bytes, _Answer] = {}
@@ -636,40 +734,46 @@ class CoreTimeAccount:
         """A process has joined, and has run nothing."""
         self._processes.setdefault(proc, _Answer(now))
 
-    def answered(self, now: float, proc: bytes, cores: float, actor: bool, spent: ProcessTime) -> None:
+    def answered(
+        self, now: float, proc: bytes, cores: float, actor: bool, spent: ProcessTime, ran: Mapping[str, float]
+    ) -> None:
         """A process says what it has run.
 
         Args:
             cores: reserved for it now. actor: whether for an actor. spent: its times.
+            ran: seconds that its functions have run since its start, by name. Its times are theirs in this proportion.
         """
         known = self._processes.setdefault(proc, _Answer(now))
         seconds, known.at, known.cores, known.actor = now - known.at, now, cores, actor
+        known.take_functions(ran)
         held = cores if actor else spent.cores
-        ran = known.take("busy", spent, seconds)
-        lent = known.take("lent", spent, ran)
+        busy = known.take("busy", spent, seconds)
+        lent = known.take("lent", spent, busy)
         fetching = known.take("fetching", spent, lent)
-        moving = known.take("moving", spent, ran - lent)
+        moving = known.take("moving", spent, busy - lent)
         after = known.take("after", spent, math.inf)  # pickling is told when it has ended
         cpu = known.take("cpu", spent, math.inf)
         moving_cpu = known.take("moving_cpu", spent, cpu)
-        run = ran - lent - moving
+        run = busy - lent - moving
         on = min(run, cpu - moving_cpu)
         if not held:
-            self._beside[WITHOUT_CORE] += cpu
+            self._add(known.shares if busy else {}, _Spent(without_core=cpu))
             return
-        self._beside[BEYOND] += cpu - moving_cpu - on
-        self._spent[ON_CPU] += held * on
-        self._spent[OFF_CPU] += held * (run - on)
-        self._spent[MOVING] += held * (moving + after)
+        new = _Spent(on=held * on, off=held * (run - on), moving=held * (moving + after), beyond=cpu - moving_cpu - on)
         self._used[actor] += held * (run + moving + after)
         if actor:  # it keeps its cores
-            self._spent[BLOCKED] += held * (lent - fetching)
-            self._spent[MOVING] += held * fetching
+            new.blocked = held * (lent - fetching)
+            new.moving += held * fetching
             self._used[actor] += held * lent
         else:
             self._restless = self._restless or lent > 0  # it may have lent them between two looks
-            self._lent += held * lent
-            self._lent_fetching += held * fetching
+            new.lent, new.fetching = held * lent, held * fetching
+        self._add(known.shares if busy + after else {}, new)
+
+    def _add(self, shares: Mapping[str, float], new: _Spent) -> None:
+        for name, share in (shares or {"": 1.0}).items():
+            kept = name if name in self._spent or len(self._spent) < MOST_NAMES else OTHERS
+            self._spent.setdefault(kept, _Spent()).add(new, share)
 
     def process_died(self, now: float, proc: bytes) -> None:
         """A process is gone; since its last answer it was not seen."""
@@ -707,12 +811,7 @@ class CoreTimeAccount:
         for known in self._processes.values():
             unseen[known.actor] += known.cores * (now - known.at)
         seen, whole = self._seen, self._cores * (now - self._began)
-        # As far as nobody else has used them, lent cores are those of who waits.
-        unused = self._lent * (min(1.0, seen[_UNUSED] / seen["lent"]) if seen["lent"] else 1.0)
-        fetching = unused * self._lent_fetching / self._lent if self._lent else 0.0
-        exact = {**self._spent}
-        exact[BLOCKED] += unused - fetching
-        exact[MOVING] += fetching
+        exact = self._total().rows(self._unused())
         used = sum(exact.values())
         if used > whole:  # tasks that went on while others used the core that they had lent
             exact = {name: seconds * whole / used for name, seconds in exact.items()}
@@ -730,6 +829,32 @@ class CoreTimeAccount:
             return {**exact, **rest, FREE: whole - used}
         return exact | {name: seconds / looked_at * (whole - used) for name, seconds in rest.items()}
 
+    def functions(self) -> dict[str, FunctionCoreTime]:
+        """Seconds of core time by function, as far as they are those of one."""
+        unused = self._unused()
+        return {name: one.function_time(unused) for name, one in self._spent.items() if name}
+
+    def changed_functions(self) -> dict[str, FunctionCoreTime]:
+        """Those of `functions` that are not as at the last call."""
+        before, self._told = self._told, self.functions()
+        return {name: one for name, one in self._told.items() if one != before.get(name)}
+
+    def forget_told(self) -> None:
+        """Have the next call of `changed_functions` return all of them."""
+        self._told = {}
+
     def beside(self, own: float) -> dict[str, float]:
         """Seconds of CPU time that are not of tasks on their cores, by whose they are. own: of the raylet."""
-        return {**self._beside, OWN: own}
+        total = self._total()
+        return {WITHOUT_CORE: total.without_core, BEYOND: total.beyond, OWN: own}
+
+    def _total(self) -> _Spent:
+        total = _Spent()
+        for one in self._spent.values():
+            total.add(one)
+        return total
+
+    def _unused(self) -> float:
+        """The share of lent cores that no other process has used: it is of those who wait."""
+        seen = self._seen
+        return min(1.0, seen[_UNUSED] / seen["lent"]) if seen["lent"] else 1.0

@@ -95,12 +95,15 @@ class ProcessHistory(Extension):
             records.append(msgspec.Raw(encode(here)))
         self._looked = now
         replies = ring.ended_last(_RECENT) if ring is not None else ()  # what they store is not of the calls any more
-        elapsed = sum(call["seconds"] for call in said["calls"] if call["task"] not in replies)
-        busy = sum(row[2] for row in said["functions"].values()) / 1e6 + elapsed
+        elapsed: dict[str, float] = {}
+        for call in said["calls"]:
+            if call["task"] not in replies:
+                elapsed[call["name"]] = elapsed.get(call["name"], 0.0) + call["seconds"]
+        busy = sum(row[2] for row in said["functions"].values()) / 1e6 + sum(elapsed.values())
         worker = current.worker
         cores = worker.lease.resources.get("CPU", 0) / UNIT if worker is not None else 0.0
         objects = object_time.so_far(self.process.reader.only_fetches)
-        spent = ProcessTime(busy, time.process_time(), *objects, cores=cores)
+        spent = ProcessTime(busy, time.process_time(), *objects, cores=cores, elapsed=elapsed)
         quiet = not records and not functions and not said["queued"] and not said["sent"]
         took = perf_counter() - began
         return NewRecords(functions, said["partial"], len(rows), records, quiet, spent, took)

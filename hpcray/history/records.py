@@ -175,13 +175,25 @@ class Alive(Struct, array_like=True, tag=12):
     at: Time
 
 
+class FunctionCoreTime(Struct, array_like=True):
+    """Seconds of core time of the runs of one function or method: on a CPU, off it, on objects, and blocked, as in
+    `CoreTime`. beside: CPU time beside it."""
+
+    on: Amount = 0.0
+    off: Amount = 0.0
+    objects: Amount = 0.0
+    blocked: Amount = 0.0
+    beside: Amount = 0.0
+
+
 class CoreTime(Struct, array_like=True, tag=13):
     """Seconds of a node's core time since its start, by what the cores did (`hpcray.history.node_history`). beside:
-    measured CPU time that is not the tasks' on their cores, by whose it is."""
+    measured CPU time that is not the tasks' on their cores, by whose it is. functions: those that have changed."""
 
     at: Time
     rows: dict[str, Amount]
     beside: dict[str, Amount] = {}
+    functions: dict[str, FunctionCoreTime] = {}
 
 
 class Gap(Struct, array_like=True, tag=14):
@@ -189,6 +201,21 @@ class Gap(Struct, array_like=True, tag=14):
 
     at: Time
     reason: str
+
+
+class Objects(Struct, array_like=True, tag=15):
+    """The largest objects of a node's store, as far as they are not as at the look before.
+
+    Attributes:
+        since: when that was. changed: size in bytes, state, and whether it is a copy of another node's, by id.
+        gone: those that are there no more. unseen: those that may be there, and are not among the largest any more.
+    """
+
+    at: Time
+    since: Time
+    changed: dict[bytes, tuple[Count, str, bool]] = {}
+    gone: list[bytes] = []
+    unseen: list[bytes] = []
 
 
 Record = Union[
@@ -206,6 +233,7 @@ Record = Union[
     Alive,
     CoreTime,
     Gap,
+    Objects,
 ]
 
 
@@ -221,7 +249,7 @@ class ProcessTime(Struct, array_like=True):
     Attributes:
         busy: of tasks and calls, running ones included; of several at a time the sum. cpu: of CPU time.
         moving, moving_cpu, after, lent, fetching: see `hpcray.runtime.core_worker.context.ObjectTime`.
-        cores: how many its tasks have now, or had last.
+        cores: how many its tasks have now, or had last. elapsed: of the calls that run, by name.
     """
 
     busy: float = 0.0
@@ -232,6 +260,7 @@ class ProcessTime(Struct, array_like=True):
     lent: float = 0.0
     fetching: float = 0.0
     cores: float = 0.0
+    elapsed: dict[str, float] = {}
 
 
 class NewRecords(Struct, array_like=True, tag=1):

@@ -123,6 +123,7 @@ def metric_rows(node: NodeUse, functions: list[FunctionUse]) -> list[MetricRow]:
         _labelled("actors", "Actors that have a process on this node", "State", {"ALIVE": node.actors}),
         _gauge("waiting_leases", "Workers that tasks wait for on this node", node.waiting),
         *_gpu_rows(node),
+        *_core_time_rows(node),
         *_task_rows(functions),
     ]  # fmt: skip
     if node.latency is not None:
@@ -151,6 +152,17 @@ def _wire_rows(node: NodeUse) -> list[MetricRow]:
             for row, amount in zip(rows, amounts, strict=True):
                 row["samples"].append([[["Wire", name], ["State", state]], amount])
     return rows
+
+
+def _core_time_rows(node: NodeUse) -> list[MetricRow]:
+    """The account of core time; nothing where the job keeps no history."""
+    texts = {
+        "core_time": "Seconds of core time since the start, by what the cores did; they add up to cores times seconds",
+        "cpu_time_beside": "Seconds of CPU time that are in none of these, by whose they are",
+    }
+    return [
+        _labelled(f"{name}_seconds", text, "State", node.row[name]) for name, text in texts.items() if name in node.row
+    ]
 
 
 def _gpu_rows(node: NodeUse) -> list[MetricRow]:

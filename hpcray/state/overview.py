@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -119,6 +119,8 @@ class JobUse:
         time: Unix time. took: seconds that it took. nodes: by index. functions: those that took most time first.
         partial: some runs had been forgotten before the first question: numbers of runs are lower bounds.
         left: seconds until the batch system ends the job; None: not known.
+        core_time: seconds of core time of all nodes since their start, by what the cores did. cpu_time_beside: of CPU
+            time that is in none of them, by whose it is. Both are empty where the job keeps no history.
     """
 
     time: float
@@ -129,6 +131,8 @@ class JobUse:
     program: str
     job_id: str
     left: float | None
+    core_time: dict[str, float] = field(default_factory=dict)
+    cpu_time_beside: dict[str, float] = field(default_factory=dict)
 
 
 class JobOverview:
@@ -177,6 +181,7 @@ class JobOverview:
             " ".join(session.program.split()),
             session.slurm_job or session.session,
             max(0.0, session.end - now) if session.end else None,
+            *(_added(one.row.get(name, {}) for one in nodes) for name in ("core_time", "cpu_time_beside")),
         )
         for one in made.nodes:
             one.slowness = _slowness(one.row, report["functions"])
@@ -237,6 +242,14 @@ def node_use(
     use.receiving = (row["network"]["received"] - last["network"]["received"]) / elapsed
     use.sending = (row["network"]["sent"] - last["network"]["sent"]) / elapsed
     return use
+
+
+def _added(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for row in rows:
+        for name, seconds in row.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found
 
 
 def _slowness(row: Mapping[str, Any], functions: Mapping[str, FunctionRow]) -> float | None:

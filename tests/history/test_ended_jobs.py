@@ -28,8 +28,10 @@ from hpcray.history.records import Began, Ended, NodeDeath, Reason, encode
 from hpcray.history.runs import prune, runs
 
 PROGRAM = """\
-import os, sys, time
+import glob, os, sys, time
 import hpcray as ray
+
+PLACE = os.path.abspath(sys.argv[0])
 
 ray.init() if os.environ.get("HPCRAY_ADDRESS") else ray.init(num_cpus=2)
 
@@ -46,7 +48,8 @@ def failing():
 
 
 @ray.remote
-def endless():
+def endless(place):
+    open(f"{place}.{os.getpid()}", "w").close()
     time.sleep(600)
 
 
@@ -70,7 +73,9 @@ if how == "raise":
 if how == "exit":
     sys.exit(7)
 if how == "kill":
-    refs = [endless.remote() for _ in range(2)]
+    refs = [endless.remote(PLACE) for _ in range(2)]
+    while len(glob.glob(f"{PLACE}.*")) < 2:
+        time.sleep(0.05)
     time.sleep(3)
     print("ready", flush=True)
     ray.get(refs)
@@ -246,6 +251,51 @@ class TestKilled:
         hpcray("jobs", "rm", killed)
         assert not list(histories.iterdir())
         hpcray("jobs", "rm", killed, code=1)
+
+
+OBJECT = """\
+import subprocess, sys, time
+import numpy as np
+import hpcray as ray
+from hpcray.runtime.core_worker.core_worker import need_process
+
+ray.init(num_cpus=1)
+
+
+def until(state):
+    for _ in range(400):
+        (store,) = need_process().diagnostics.list_stores(100, 60.0)
+        if state == next((row["state"] for row in store["list"] if row["id"] == ref.hex()), None):
+            time.sleep(3)  # longer than the raylet looks away
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"it was never {state}: {store}")
+
+
+ref = ray.put(np.full(8 << 20, 1, "u1"))
+print(ref.hex())
+until("memory")
+others = [ray.put(np.full(7 << 20, number, "u1")) for number in range(8)]
+until("spilled")
+del others
+assert ray.get(ref)[-1] == 1
+until("both")
+print(subprocess.run([sys.executable, "-m", "hpcray.cli", "why", ref.hex()], capture_output=True, text=True).stdout)
+"""
+
+
+@pytest.mark.slow
+def test_the_story_of_an_object_that_was_spilled(histories: Path, tmp_path: Path) -> None:
+    (tmp_path / "object.py").write_text(OBJECT)
+    with Job(embedded(tmp_path / "object.py"), {"HPCRAY_OBJECT_STORE_MEMORY": str(32 << 20)}) as job:
+        ended = job.wait()
+        assert ended.code == 0, ended.err
+    ident, live = ended.out.split("\n", 1)
+    for story in (live, hpcray("why", ident, "--job", run_named(histories))):
+        states = re.findall(r" node 0: ([a-z ]+)", story)
+        assert [one.strip() for one in states if one.strip() != "being read back from disk"] == [
+            "in memory", "on disk", "in memory and on disk",
+        ], story  # fmt: skip
 
 
 @pytest.mark.parametrize(

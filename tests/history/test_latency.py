@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from hpcray.cli.history import print_why
 from hpcray.common.ids import FIRST_RETURN, PUT_INDEX
+from hpcray.history import node_history
 from hpcray.history.block_file import FIRST_LINE, pack
 from hpcray.history.job_history import JobHistory, ProcessRow, clock
-from hpcray.history.records import Began, Functions, Process, Running, Tasks, encode
+from hpcray.history.node_history import _OBJECTS, _NodeLooks
+from hpcray.history.records import Began, Functions, Objects, Process, Running, Tasks, encode
 from hpcray.history.runs import file_name, find_runs
 
 BEGAN = 1_790_000_000.0
@@ -89,12 +91,16 @@ def test_what_still_waits_waits_up_to_the_last_sign_of_life(tmp_path: Path) -> N
 
 
 def test_the_story_of_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It has who made it, and what became of its owner; and says that it has nothing of its copies."""
+    """It has who made it, what became of its owner, and what looks at the stores have shown of it; it says what it has
+    not seen."""
     rows = [(task(2), 0, BEGAN + 9.0, 5_000_000, True)]
     history = written(tmp_path, [
         seen(1.0, 0.0, 0, 0, 0),
         seen(3.0, 2.0, 0, 1, 1, made=3),
         Tasks(BEGAN + 9, WORKER, 2, b"", [FUNCTION], rows, 1, [(task(2), "ValueError", "negative")]),  # type: ignore[list-item]
+        Objects(BEGAN + 4, BEGAN + 2, {task(3) + PUT_INDEX: (4 << 20, "memory", False)}),
+        Objects(BEGAN + 6, BEGAN + 4, {task(3) + PUT_INDEX: (4 << 20, "spilled", False)}),
+        Objects(BEGAN + 9, BEGAN + 6, {}, [task(3) + PUT_INDEX], [task(2) + FIRST_RETURN]),
         Process(BEGAN + 10, DRIVER, 1, "driver", "gone", "killed by SIGKILL", "SYSTEM_ERROR"),
     ])  # fmt: skip
 
@@ -110,10 +116,73 @@ def test_the_story_of_an_object(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "waited for 1 s to 2 s" in value and died in value
     put = story(task(3) + PUT_INDEX)
     assert f"put by driver, pid 1 of node 0, {between}" in put and died in put
-    assert "copies, spills and reads are not in a history" in put
+    events = [line.strip() for line in put.splitlines() if " node 0: " in line]
+    assert events == [
+        f"{clock(BEGAN + 4)} node 0: in memory (4.0 MiB)",
+        f"{clock(BEGAN + 6)} node 0: on disk",
+        f"{clock(BEGAN + 9)} node 0: not there any more",
+    ]
+    assert "at most 3 s apart: what lay between is not known" in put
+    assert "not among the largest objects any more: what became of it is not known" in value
+    assert "no copy of it is known" in story(task(1) + FIRST_RETURN)
     assert "the end of the task was not seen" in story(task(1) + FIRST_RETURN)
     with pytest.raises(click.ClickException, match="no task, actor, function or object"):
         story(b"other-01" + bytes(8))
+
+
+class Store:
+    """The store of a raylet, and the raylet, as the looks at it use them."""
+
+    def __init__(self) -> None:
+        self.store = self.introspection = self
+        self.rows: list[dict[str, object]] = []
+        self.changes = 0
+
+    def row(self) -> dict[str, object]:
+        used = {"used": 1, "capacity": 2, "on_disk": 0, "changes": self.changes}
+        same = dict.fromkeys(("resources", "workers", "actors", "leases", "waiting"), 0)
+        return {**same, "cpu": {"job": 0.0, "host_count": 1}, "memory": {"used": 1, "limit": 2}, "store": used}
+
+    def largest_objects(self, limit: int) -> list[dict[str, object]]:
+        return self.rows[:limit]
+
+    def show(self, sizes: dict[bytes, int], state: str = "memory") -> None:
+        self.changes += 1
+        order = sorted(sizes.items(), key=lambda item: (item[1], item[0]), reverse=True)
+        self.rows = [{"id": ident, "size": size, "state": state, "copy": False} for ident, size in order]
+
+
+def test_an_object_that_makes_room_for_larger_ones_is_not_said_to_be_gone() -> None:
+    store = Store()
+    looks = _NodeLooks(store)  # type: ignore[arg-type]
+
+    def seen() -> Objects | None:
+        return next((one for one in looks.look(0.0, always=True) if isinstance(one, Objects)), None)
+
+    small, freed = b"small", b"freed"
+    store.show({small: 10, freed: 20})
+    first = seen()
+    assert first is not None and first.changed == {small: (10, "memory", False), freed: (20, "memory", False)}
+    assert seen() is None, "the store is as it was"
+    store.show({small: 10, freed: 20}, "both")
+    second = seen()
+    assert second is not None and set(second.changed) == {small, freed} and not second.gone
+    store.show({small: 10} | {b"large%02d" % number: 15 for number in range(_OBJECTS)})
+    third = seen()
+    assert third is not None and (third.gone, third.unseen) == ([freed], [small])
+    store.show({small: 10})
+    fourth = seen()
+    assert fourth is not None and set(fourth.changed) == {small} and len(fourth.gone) == _OBJECTS
+
+
+def test_looks_at_a_node_with_very_many_objects_are_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, clock = Store(), [0.0]
+    monkeypatch.setattr(node_history.time, "perf_counter", lambda: clock.__setitem__(0, clock[0] + 0.05) or clock[0])
+    looks = _NodeLooks(store)  # type: ignore[arg-type]
+    assert looks.look(10.0)
+    store.show({b"one": 1})
+    assert not looks.look(10.0 + 9.9), "it took 0.05 s: 0.5 % of 10 s"
+    assert looks.look(10.0 + 10.1)
 
 
 @given(st.lists(st.tuples(st.floats(0.2, 9.0), st.integers(0, 50)), min_size=2, max_size=30))
@@ -186,6 +255,12 @@ def after(value):
     return value
 
 
+@ray.remote
+def warm():
+    time.sleep(0.5)
+
+
+ray.get([warm.remote(), *(warm.options(num_cpus=0).remote() for _ in range(2))])  # their workers serve the others
 first = late.remote(6)
 second = after.remote(first)
 ray.get([step.remote(2) for _ in range(4)])

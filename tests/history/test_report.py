@@ -12,7 +12,7 @@ import pytest
 from helpers.browser import Visit, chromium, picture
 from helpers.dashboards import Dashboard
 
-from hpcray.dashboard.report import report_page
+from hpcray.dashboard.report import _duration, report_page
 from hpcray.history.block_file import FIRST_LINE, pack
 from hpcray.history.job_history import JobHistory
 from hpcray.history.node_history import FREE, OFF_CPU, ON_CPU, WITHOUT_CORE
@@ -23,6 +23,7 @@ from hpcray.history.records import (
     CoreTime,
     Ended,
     Figures,
+    FunctionCoreTime,
     Functions,
     Line,
     Process,
@@ -70,7 +71,14 @@ def write_history(root: Path, nodes: int, workers: int, rows: int, text: str, ta
             records.append(Process(BEGAN + 99, b"%8d" % worker, worker, "worker", "gone", text, "SYSTEM_ERROR"))
         count = tasks // nodes
         records += [Figures(BEGAN + 10 * step, figures(step / 10)) for step in range(11)]
-        records += [CoreTime(BEGAN + 100, {ON_CPU: 300.0, OFF_CPU: 100.0, FREE: 400.0}, {WITHOUT_CORE: 7.5})]
+        records += [
+            CoreTime(
+                BEGAN + 100,
+                {ON_CPU: 300.0, OFF_CPU: 100.0, FREE: 400.0},
+                {WITHOUT_CORE: 7.5},
+                {f"{text}.f0": FunctionCoreTime(300.0, 100.0, beside=7.5)},
+            )
+        ]
         records += [Functions(BEGAN + 100, {f"{text}.f{n}": [count, 1, 1000 * count, {30: count}] for n in range(20)})]
         records += [Line(BEGAN + n, "WARNING", text) for n in range(20)]
         records += [ClusterState(BEGAN, {b"%8d" % node: {"class_name": text, "state": "DEAD", "reason": text}})]
@@ -103,7 +111,11 @@ def test_nothing_of_the_job_is_markup(tmp_path: Path) -> None:
     assert not elements.found & {"script", "iframe", "img", "link", "object", "a", "form"}
     assert not {name for name in elements.attributes if name.startswith("on")}
     assert "&lt;script&gt;" in page
+    assert ">None<" not in page, "an actor without a name, that has no node any more"
     assert f"CPU time beside it, which is in none of these rows: {WITHOUT_CORE} 15 s." in page
+    table = page.partition("Core time by function")[2].partition("</table>")[0]
+    cells = [cell.partition("<")[0] for cell in table.split("<td class=right>")[1:]]
+    assert "alert(1)" in table and cells == [_duration(600.0), _duration(200.0), _duration(0.0), _duration(0.0), "15 s"]
 
 
 def test_redacted(tmp_path: Path) -> None:
@@ -159,6 +171,7 @@ def test_the_dashboard_of_an_ended_job_in_a_browser(tmp_path: Path, monkeypatch:
         visit = Visit(browser, f"http://{board.place}", board.links[-1])
         banner = visit.page.locator("#banner")
         visit.sees("Why it ended", "4 nodes", f"{text}.f0", re.compile("the program raised an exception"))
+        visit.sees("Where the core time went", ON_CPU, OFF_CPU, f"{WITHOUT_CORE} 30 s")
         assert "FAILED: the program raised" in banner.inner_text() and "from its history" in banner.inner_text()
         assert visit.page.locator("#pause").is_hidden()
         if text == "train.step":

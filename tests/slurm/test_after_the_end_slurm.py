@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +16,14 @@ import pytest
 from helpers.slurm import Cluster, Slurm, boot, leak_checked
 from testcluster.cluster import why_not
 
+from hpcray.history.job_history import JobHistory
+from hpcray.history.node_history import BETWEEN, BLOCKED, FREE, MOVING, OFF_CPU, ON_CPU, UNKNOWN
+from hpcray.history.runs import find_runs
+
 pytestmark = pytest.mark.slurm
+
+PAYLOAD = 1448 / 1514
+"""The share of the bytes on an Ethernet that are those of TCP's user."""
 
 PROGRAM = """\
 import sys, time
@@ -217,3 +227,126 @@ def test_the_cause_of_a_planted_end_is_named_on_the_login_host(either: Slurm, ho
     print(why)
     assert said_state is not None and re.search(state, said_state[0]), said_state
     assert re.search(cause, why), why
+
+
+OVER_A_LINK = """\
+import sys
+import numpy as np
+import hpcray as ray
+from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+count, size = map(int, sys.argv[1:])
+ray.init()
+(far,) = (node for node in ray.nodes() if node["NodeManagerHostname"] == "n2")
+
+
+@ray.remote(num_cpus=far["Resources"]["CPU"], scheduling_strategy=On(far["NodeID"], soft=False))
+def takes(value):
+    return len(value)
+
+
+for number in range(count):
+    assert ray.get(takes.remote(ray.put(np.full(size, number, "u1")))) == size
+"""
+
+
+@pytest.mark.slow
+def test_arguments_over_a_slow_link_are_the_core_time_of_who_waits_for_them(slurm: Slurm, histories: Path) -> None:
+    """So long as the link takes for their bytes, within 5 % of cores × wall; and that stands out."""
+    count, size, rate = 4, 40 << 20, 100e6 / 8
+    line = f"srun --mpi=pmix --ntasks-per-node=1 {slurm.python} -m hpcray {slurm.write(OVER_A_LINK)} {count} {size}"
+    script = slurm.write(f"#!/bin/bash\nexport HPCRAY_HISTORY_DIR={histories}\n{line}\n", "job.sh")
+    slurm.cluster.rate("n2", "100mbit")
+    try:
+        job = slurm.sbatch("-N", "2", "-w", "n[1-2]", "-o", slurm.place / "job.out", script)
+        slurm.complete(job, 120)
+    finally:
+        slurm.cluster.rate("n2", "off")
+    (run,) = find_runs(str(histories), job)
+    node = JobHistory(run).nodes[1]
+    assert node.began is not None
+    cores, rows = node.began.total["CPU"], node.account
+    whole = cores * (node.last - node.began.at)
+    truth = cores * count * size / (rate * PAYLOAD)
+    print({name: round(seconds / whole, 3) for name, seconds in rows.items()}, round(truth / whole, 3))
+    assert sum(rows.values()) == pytest.approx(whole, rel=0.05)
+    assert rows[MOVING] == pytest.approx(truth, abs=0.05 * whole), rows
+    for name in (ON_CPU, OFF_CPU, BLOCKED, BETWEEN, UNKNOWN):
+        assert rows[name] <= 0.05 * whole, rows
+    assert max(rows.keys() - {FREE}, key=rows.__getitem__) == MOVING, rows
+
+
+ENDLESS = """\
+import os, sys, time
+import hpcray as ray
+
+place = sys.argv[1]
+ray.init()
+
+
+@ray.remote(scheduling_strategy="SPREAD")
+def step(seconds):
+    time.sleep(seconds)
+    with open(f"{place}/{os.uname().nodename}.{os.getpid()}", "a") as file:
+        file.write(f"{time.time()}\\n")
+
+
+flying = [step.remote(0.05) for _ in range(8)]
+while True:
+    done, flying = ray.wait(flying)
+    flying.append(step.remote(0.05))
+    print("runs", flush=True)
+"""
+COMMANDS = (
+    ("list", "tasks"),
+    ("list", "nodes"),
+    ("list", "workers"),
+    ("timeline", "trace.json"),
+    ("top",),
+    ("status",),
+    ("memory",),
+    ("stack",),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_job_that_was_killed_everywhere_at_once_is_known_up_to_five_seconds_before(
+    slurm: Slurm, histories: Path, seed: int
+) -> None:
+    """At a random moment; and each command answers on the login host."""
+    ends = slurm.place / "ends"
+    ends.mkdir(mode=0o777)
+    line = f"srun --mpi=pmix --ntasks-per-node=1 {slurm.python} -m hpcray {slurm.write(ENDLESS)} {ends}"
+    script = slurm.write(f"#!/bin/bash\nexport HPCRAY_HISTORY_DIR={histories}\n{line}\n", "job.sh")
+    output = slurm.place / "job.out"
+    job = slurm.sbatch("-N", "2", "--no-requeue", "-o", output, script)
+    slurm.wait(lambda: output.exists() and "runs" in output.read_text(), f"the tasks of job {job}")
+    time.sleep(random.Random(seed).uniform(3.0, 12.0))
+    pids = [pid for pids in slurm.processes().values() for pid in pids]
+    killed = time.time()
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            if not Path(f"/proc/{pid}/comm").read_text().startswith("slurm"):
+                os.kill(pid, signal.SIGKILL)
+    for host in slurm.processes():
+        slurm.kill(host)
+    slurm.finish(job)
+    (run,) = find_runs(str(histories), job)
+    history = JobHistory(run)
+    late = {number: killed - node.last for number, node in history.nodes.items()}
+    times = [float(text) for path in ends.iterdir() for text in path.read_text().split()]
+    known = sum(row[0] for row in history.functions().values())
+    least, most = sum(at < killed - 5.0 for at in times), len(times)
+    print(f"{late} s, {known} tasks of {most}; {least} had ended 5 s before")
+    assert sorted(history.nodes) == [0, 1] and all(seconds <= 5.0 for seconds in late.values()), late
+    assert least <= known <= most
+    why = said(slurm, histories, "why", "--job", job)
+    assert "Slurm: " in why and "heard" in why, why
+    counts = said(slurm, histories, "summary", "tasks", "--job", job)
+    assert known == 0 or re.search(rf"step +FINISHED: {known}\b", counts), counts
+    for words in COMMANDS[seed % 2 :: 2]:
+        assert said(slurm, histories, *words, "--job", job)
+    page = slurm.place / "report.html"
+    said(slurm, histories, "report", "--job", job, page)
+    assert "step" in page.read_text()

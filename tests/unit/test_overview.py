@@ -171,6 +171,24 @@ def test_the_figures_are_metrics_with_rays_names(job: tuple[JobOverview, dict[st
         assert line in text.splitlines(), line
 
 
+def test_the_account_of_core_time_is_that_of_all_nodes_and_a_metric_of_each(
+    job: tuple[JobOverview, dict[str, Any]],
+) -> None:
+    view, report = job
+    report["nodes"] = [
+        node_row(index, 1.0, core_time={"on": 2.5, "free": 1.5}, cpu_time_beside={"the raylet": 0.25})
+        for index in range(2)
+    ]
+    use = view.sample()
+    assert (use.core_time, use.cpu_time_beside) == ({"on": 5.0, "free": 3.0}, {"the raylet": 0.5})
+    text, _ = metrics_text(metric_rows(use.nodes[0], []), {})
+    assert 'ray_core_time_seconds{State="on"} 2.5' in text.splitlines()
+    assert 'ray_cpu_time_beside_seconds{State="the raylet"} 0.25' in text.splitlines()
+    report["nodes"] = [node_row(0, 1.0)]  # a job without a history
+    use = view.sample()
+    assert use.core_time == {} and "core_time" not in metrics_text(metric_rows(use.nodes[0], []), {})[0]
+
+
 def test_the_openmetrics_text_is_one_that_its_parser_reads(job: tuple[JobOverview, dict[str, Any]]) -> None:
     from prometheus_client.openmetrics.parser import text_string_to_metric_families
 

@@ -37,6 +37,13 @@ def job(nodes: int = 3) -> JobUse:
     return JobUse(1e9, 0.1, found, [slow, quick], False, "train.py --fast", "4711", 3723.0)
 
 
+def test_the_account_of_core_time_is_a_line_with_the_most_first() -> None:
+    use = job()
+    assert top_cells.core_time(use) == "", "a job without a history has none"
+    use.core_time = {"running": 30.0, "free": 69.9, "blocked": 0.1}
+    assert top_cells.core_time(use) == "cores: 70% free; 30% running"
+
+
 class FakeJob:
     """A job of three nodes, of which one is dead."""
 

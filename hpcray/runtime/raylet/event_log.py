@@ -7,12 +7,10 @@ A feature inside a raylet is a `NodeExtension`. The entry point of raylets hands
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import time
 from typing import Any, ClassVar
-
-_MAX_EVENTS = 1000
 
 
 class NodeExtension:
@@ -56,6 +54,10 @@ class NodeExtension:
     def leaving(self, proc: bytes) -> None:
         """A process of this node is about to be asked to leave: what it is sent now, it reads before that."""
 
+    def figures(self) -> dict[str, Any]:
+        """Return what this feature adds to the figures of its node, which are asked for."""
+        return {}
+
     def close(self) -> None:
         """The raylet's loop has ended."""
 
@@ -73,7 +75,7 @@ class NodeEventLog:
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self._severity = "INFO"
-        self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=1000)
         self.extensions: Sequence[NodeExtension] = ()
 
     def report(self, severity: str, text: str) -> None:
@@ -83,8 +85,7 @@ class NodeEventLog:
             self._log(text)
         finally:
             self._severity = "INFO"
-        event = {"severity": severity, "time": time.time(), "message": text, "event_id": os.urandom(18).hex()}
-        self._events.append(event)
+        self._events.append({"severity": severity, "time": time(), "message": text, "event_id": os.urandom(18).hex()})
 
     def printed(self, text: str) -> None:
         """Pass on that the raylet prints a line."""

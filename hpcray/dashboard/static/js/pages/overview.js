@@ -38,6 +38,19 @@ export function functionTable(rows) {
     h("tbody", {}, rows.map((one) => h("tr", {}, cells(one))))));
 }
 
+// What the cores have done since the start; nothing where the job keeps no history.
+function coreTime(account, beside) {
+  const whole = Object.values(account).reduce((sum, seconds) => sum + seconds, 0);
+  if (!whole) return "";
+  const rows = Object.entries(account).filter(([, seconds]) => seconds >= whole / 1000).sort((a, b) => b[1] - a[1]).map(([name, seconds]) =>
+    h("tr", {}, h("td", {}, name), h("td", { className: "right" }, duration(seconds)), h("td", {}, meter(share(seconds, whole), percent(share(seconds, whole))))));
+  const others = Object.entries(beside).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(", ");
+  return [h("h2", {}, "Where the core time went"),
+    h("div", { className: "table" }, h("table", {}, h("thead", {}, h("tr", {}, ["cores were", "core time", "share"].map((head, place) =>
+      h("th", { scope: "col", className: place === 1 ? "right" : "" }, head)))), h("tbody", {}, rows))),
+    h("p", { className: "note" }, `CPU time beside it, which is in none of these rows: ${others}.`)];
+}
+
 export function overview(shown) {
   const cards = new Map();
   const grid = h("div", { className: "cards" });
@@ -45,9 +58,10 @@ export function overview(shown) {
   const functions = h("div");
   const nodes = h("div");
   const resources = h("div");
+  const cores = h("div");
   const more = h("p", { className: "note" });
   shown.element.append(h("h1", {}, "Overview"), alerts, grid,
-    h("div", { className: "columns wide" }, h("section", {}, h("h2", {}, "Functions by time"), functions, more),
+    h("div", { className: "columns wide" }, h("section", {}, h("h2", {}, "Functions by time"), functions, more, cores),
       h("section", {}, h("h2", {}, "Nodes, actors, resources"), nodes, resources)));
   let samples = [];
 
@@ -95,6 +109,7 @@ export function overview(shown) {
       const text = name.includes("memory") ? bytes : number;
       return h("tr", {}, h("td", {}, name), h("td", {}, meter(share(used, total), `${text(used)} of ${text(total)}`)));
     });
+    show(cores, coreTime(found.core_time, found.cpu_time_beside));
     show(resources, h("div", { className: "table" }, h("table", {}, h("tbody", {}, rows))));
   });
 }
