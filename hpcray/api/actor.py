@@ -57,7 +57,7 @@ from hpcray.protocol import messages as m
 from hpcray.protocol.serialization import SerializationError
 from hpcray.runtime.core_worker.actor_submitter import SYSTEM_GROUPS, has_async_method
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
-from hpcray.runtime_env.submitted_runtime_env import ACTOR_LIFETIME, runtime_envs_of, with_runtime_env
+from hpcray.runtime_env.submitted_runtime_env import ACTOR_LIFETIME, RuntimeEnvs, with_runtime_env
 
 if TYPE_CHECKING:
     from hpcray.api.actor_handle import AnyMethod, StreamingMethod
@@ -457,7 +457,7 @@ def _constructor(cls: type) -> str:
 
 
 def _is_detached(process: CoreWorker, options: ActorOptions) -> bool:
-    default = runtime_envs_of(process).job.get(ACTOR_LIFETIME)
+    default = RuntimeEnvs.of(process).job.get(ACTOR_LIFETIME)
     return (options.given.get("lifetime") or default) == "detached"
 
 

@@ -20,7 +20,7 @@ from hpcray.platform.accelerators import assigned_accelerators, assigned_gpus, g
 from hpcray.runtime.core_worker.context import async_task
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
 from hpcray.runtime_env.runtime_env import RuntimeEnv
-from hpcray.runtime_env.submitted_runtime_env import public_runtime_env, runtime_envs_of
+from hpcray.runtime_env.submitted_runtime_env import RuntimeEnvs, public_runtime_env
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class ContextSource:
             **dict(self.job.env if self.job else ()),
             **(current.worker.lease.env if current.worker is not None else {}),
         }
-        return public_runtime_env(runtime_envs_of(self._process).job, env_vars)
+        return public_runtime_env(RuntimeEnvs.of(self._process).job, env_vars)
 
     def accelerator_ids(self) -> Mapping[str, list[str]]:
         """Return the ids of the assigned devices by resource name, without resources that have none."""

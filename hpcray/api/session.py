@@ -41,9 +41,9 @@ from hpcray.runtime.node.options import NodeOptions
 from hpcray.runtime_env.runtime_env import RuntimeEnv, unsupported_field_error, validated_runtime_env
 from hpcray.runtime_env.submitted_runtime_env import (
     ACTOR_LIFETIME,
+    RuntimeEnvs,
     merge_submitted_runtime_env,
     modify_runtime_env,
-    runtime_envs_of,
 )
 from hpcray.transport.startup import read_launch
 
@@ -422,7 +422,7 @@ def _start_driver(
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
         _hook_exit_code()
-    runtime_envs = runtime_envs_of(process)
+    runtime_envs = RuntimeEnvs.of(process)
     runtime_envs.job = {**runtime_envs.fields(environment), **job_fields}
     if logging_config is not None:
         runtime_envs.job["logging_config"] = logging_config.to_dict()

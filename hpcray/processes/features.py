@@ -51,6 +51,12 @@ def _read_targets() -> type[Extension]:
     return ReadTargets
 
 
+def _runtime_env() -> type[Extension]:
+    from hpcray.runtime_env.submitted_runtime_env import RuntimeEnvs
+
+    return RuntimeEnvs
+
+
 def _registered_memory() -> type[Extension]:
     from hpcray.tensors.registered_memory import MemoryRegistrations
 
@@ -97,6 +103,7 @@ FEATURES = FeatureTable(
         "history": _history,
         "read_targets": _read_targets,
         "registered_memory": _registered_memory,
+        "runtime_env": _runtime_env,
         "tensors": _tensors,
     },
     transport_memory=_transport_memory,

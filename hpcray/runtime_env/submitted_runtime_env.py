@@ -15,6 +15,7 @@ from hpcray.common.job_names import job_config
 from hpcray.common.resources import JOB_FIELD, OUTLIVES_JOB
 from hpcray.protocol.messages import Shape
 from hpcray.runtime.core_worker.core_worker import CoreWorker, current
+from hpcray.runtime.core_worker.extensions import Extension, ExtensionProcess
 from hpcray.runtime.core_worker.object_refs import ObjectRef
 from hpcray.runtime_env.runtime_env import (
     DEFAULT_SETUP_TIMEOUT,
@@ -50,19 +51,22 @@ Fields = dict[str, Any]
 """A runtime_env without its variables, as JSON types: packages by hash and object id."""
 
 
-class RuntimeEnvs:
+class RuntimeEnvs(Extension):
     """The runtime environments of the tasks and actors that this process submits, and their packages.
 
     Attributes:
         job: fields of the job; in a worker, the fields of its own environment. Children inherit them.
     """
 
-    def __init__(self, process: CoreWorker) -> None:
-        self._process = process
+    name = "runtime_env"
+    waits_at_exit = False
+
+    def __init__(self, process: ExtensionProcess) -> None:
+        super().__init__(process)
         self._packed: dict[tuple[str, ...], dict[str, str]] = {}
         self._objects: dict[str, ObjectRef[Any]] = {}
         self._here: set[str] = set()
-        self.job: Fields = {}
+        self.job: Fields = dict(current.worker.environment.fields) if current.worker is not None else {}
 
     def fields(self, env: Mapping[str, Any] | None) -> Fields:
         """Convert a runtime_env to fields, and store its packages as objects.
@@ -96,8 +100,8 @@ class RuntimeEnvs:
     @property
     def _preloads(self) -> bool:
         """Return True if fork servers import modules ahead of workers: these may have read any variable."""
-        job = self._process.membership.job
-        return bool(self._process.config.preload or (job is not None and job.preload))
+        job = self.process.membership.job
+        return bool(self.process.config.preload or (job is not None and job.preload))
 
     def merged(self, env: Mapping[str, Any] | None) -> Fields:
         """Merge the fields of a task or actor over those of its parent."""
@@ -142,7 +146,7 @@ class RuntimeEnvs:
         digest = package_digest(package)
         ref = self._objects.get(digest)
         if ref is None:
-            ref = self._objects[digest] = self._process.put(package)
+            ref = self._objects[digest] = self.process.put(package)
         return {"hash": digest, "object": ref.hex()}
 
     def _hook(self, hook: Any) -> dict[str, str]:
@@ -152,7 +156,7 @@ class RuntimeEnvs:
         key = f"hook {id(hook)}"
         if key not in self._objects:
             try:
-                self._objects[key] = self._process.put(hook)
+                self._objects[key] = self.process.put(hook)
             except Exception as error:
                 raise RuntimeEnvSetupError(f"Failed to export the setup function.\n{error}") from error
             self._packed[key,] = {"keep": hook}  # keeps `id(hook)` from being reused
@@ -163,8 +167,8 @@ class RuntimeEnvs:
         if "hash" in package and package["hash"] not in self._here:
             self._here.add(package["hash"])
             ref: ObjectRef[Any] = ObjectRef(bytes.fromhex(package["object"]))
-            fetch = lambda: bytes(self._process.reader.get([ref], None)[0])  # noqa: E731
-            unpack_package(self._process.membership.session_dir, package["hash"], fetch)
+            fetch = lambda: bytes(self.process.reader.get([ref], None)[0])  # noqa: E731
+            unpack_package(self.process.membership.session_dir, package["hash"], fetch)
 
 
 def modify_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -194,29 +198,18 @@ def merge_submitted_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[
     return {**below, **(env or {}), **({"env_vars": variables} if variables else {})}
 
 
-def runtime_envs_of(process: CoreWorker) -> RuntimeEnvs:
-    """Return the `RuntimeEnvs` of a process, created at the first call."""
-    found: RuntimeEnvs | None = vars(process).get("_environments")
-    if found is None:
-        found = RuntimeEnvs(process)
-        if current.worker is not None:
-            found.job = dict(current.worker.environment.fields)
-        vars(process)["_environments"] = found
-    return found
-
-
 def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: Shape, detached: bool = False) -> Shape:
     """Add a runtime_env to the shape of a task or actor, as a variable that the worker's fork server reads."""
     outlives = detached and process.membership.job is not None and bool(process.membership.job.ends_with)
-    if not env and not outlives and not runtime_envs_of(process).job:
+    if not env and not outlives and not RuntimeEnvs.of(process).job:
         return shape
-    fields = runtime_envs_of(process).merged(env)
+    fields = RuntimeEnvs.of(process).merged(env)
     if outlives:
         fields[OUTLIVES_JOB] = True
     if not fields:
         return shape
     if "py_executable" in fields and "working_dir" in fields:
-        runtime_envs_of(process).unpack_here(fields["working_dir"])
+        RuntimeEnvs.of(process).unpack_here(fields["working_dir"])
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return msgspec.structs.replace(shape, env=tuple(sorted({**dict(shape.env), RUNTIME_ENV_VARIABLE: text}.items())))
 
@@ -225,7 +218,7 @@ def environment_of(process: CoreWorker, env: Mapping[str, Any] | None) -> Runtim
     """Return the runtime_env of a task of this process as programs see it: packages by their content."""
     job = process.membership.job
     variables = {**dict(job.env if job is not None else ()), **((env or {}).get("env_vars") or {})}
-    return public_runtime_env(runtime_envs_of(process).merged(env), variables)
+    return public_runtime_env(RuntimeEnvs.of(process).merged(env), variables)
 
 
 def public_runtime_env(fields: Fields, variables: Mapping[str, str]) -> RuntimeEnv:
