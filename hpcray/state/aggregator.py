@@ -6,7 +6,7 @@ import json
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any, TypeVar
@@ -122,14 +122,19 @@ class StateAggregator:
         ]
 
     def workers(self) -> list[WorkerState]:
-        """Every living driver and worker, and the last workers that have ended."""
+        """Every living driver and worker, and the last ones that have ended."""
         nodes, now = self._nodes(), time.time()
         paused = Counter(worker for worker, _ in paused_threads(self._process))
+        rows = [(node, {**row, "worker_type": "WORKER"}) for node in nodes.values() for row in node.ended]
+        pids = {bytes.fromhex(facts["proc"]): facts["pid"] for _, facts in self._driver_facts()}
+        for node in nodes.values():
+            for row in node.ended_drivers:
+                rows.append((node, {**row, "worker_type": "DRIVER", "pid": pids.get(row["proc"], 0)}))
         ended = [
             WorkerState(
                 worker_id=row["proc"].hex(),
                 is_alive=False,
-                worker_type="WORKER",
+                worker_type=row["worker_type"],
                 exit_type=row["exit_type"],
                 exit_detail=row["exit_detail"],
                 start_time_ms=None if row["lived"] is None else int((now - row["seconds"] - row["lived"]) * 1000),
@@ -138,26 +143,18 @@ class StateAggregator:
                 ip=node.address,
                 pid=row["pid"],
             )
-            for node in nodes.values()
-            for row in node.ended
+            for node, row in rows
         ]
         return ended + [
             WorkerState(
-                worker_id=one.proc.hex(),
-                is_alive=True,
+                worker_id=one.proc.hex(), is_alive=True, exit_type=None, end_time_ms=0, pid=one.pid,
                 worker_type="WORKER" if one.kind == "worker" else "DRIVER",
-                exit_type=None,
-                node_id=nodes[one.node].node_id,
-                ip=nodes[one.node].address,
-                pid=one.pid,
-                worker_launch_time_ms=one.started_ms,
-                worker_launched_time_ms=one.started_ms,
+                node_id=nodes[one.node].node_id, ip=nodes[one.node].address, num_paused_threads=paused[one.proc.hex()],
+                worker_launch_time_ms=one.started_ms, worker_launched_time_ms=one.started_ms,
                 start_time_ms=one.started_ms,
-                end_time_ms=0,
-                num_paused_threads=paused[one.proc.hex()],
             )
             for one in self._people()
-        ]
+        ]  # fmt: skip
 
     def jobs(self) -> list[JobState]:
         """The submitted jobs, and the jobs of the drivers that run or have run, and belong to none."""
@@ -197,8 +194,7 @@ class StateAggregator:
         """Every driver that this run has had, but for those whose node knows that they live; the first ones first."""
         nodes, now, found = self._nodes(), time.time(), []
         gone = {row["proc"]: (node, row) for node in nodes.values() for row in node.ended_drivers}
-        for key, packed in self._process.gcs.call("kv_items", b"", jobs_space(self._process.me)):
-            facts, ident = json.loads(packed), job_id_of(int(key))
+        for ident, facts in self._driver_facts():
             proc = bytes.fromhex(facts["proc"])
             job = JobState(
                 job_id=ident, status="SUCCEEDED", entrypoint=facts["command"],
@@ -213,6 +209,11 @@ class StateAggregator:
                 job.status, job.message = "FAILED", "the node of its driver has died"
                 found.append(job)
         return sorted(found, key=lambda job: bytes.fromhex(job.job_id or "")[::-1])
+
+    def _driver_facts(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The job id of every driver that this run has had, and what it is known by."""
+        for key, packed in self._process.gcs.call("kv_items", b"", jobs_space(self._process.me)):
+            yield job_id_of(int(key)), json.loads(packed)
 
     def tasks(self, most: int = MAX_ROWS_PER_PROCESS) -> list[TaskState]:
         """Tasks that owners have submitted and that have not returned, and ended attempts that workers remember, or

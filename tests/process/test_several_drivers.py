@@ -118,6 +118,37 @@ def test_jobs_and_tasks_are_listed_with_the_job_of_their_driver(tmp_path: Path) 
         assert parent == "f" * 40 + job
 
 
+ENDING = """
+import os, signal, sys
+import hpcray as ray
+ray.init({address!r})
+print(os.getpid(), flush=True)
+{end}
+"""
+
+
+def test_drivers_that_have_ended_are_listed_with_how_they_ended(tmp_path: Path) -> None:
+    with ray.init("local", num_cpus=1) as context:
+
+        def ended(end: str) -> tuple[str | None, str | None]:
+            script = ENDING.format(address=context.address_info["address"], end=end)
+            done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+            deadline, filters = time.monotonic() + 30, [("pid", "=", int(done.stdout)), ("is_alive", "=", False)]
+            while not (rows := list_workers(filters=filters, detail=True)) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            (row,) = rows
+            assert row.worker_type == "DRIVER" and row.ip and 0 < row.start_time_ms < row.end_time_ms
+            return row.exit_type, row.exit_detail
+
+        for end in ("ray.shutdown()", "pass", "sys.exit(3)"):
+            kind, detail = ended(end)
+            assert kind == "INTENDED_USER_EXIT" and detail is not None and "ray.shutdown()" in detail, end
+        kind, detail = ended("os.kill(os.getpid(), signal.SIGKILL)")
+        assert kind == "SYSTEM_ERROR" and detail is not None and detail.startswith("Worker exits unexpectedly")
+        (mine,) = list_workers(filters=[("pid", "=", os.getpid())])
+        assert mine.is_alive and mine.exit_type is None
+
+
 LEAVING = """
 import os, sys, time
 import hpcray as ray

@@ -458,6 +458,11 @@ def test_workers_that_have_ended_say_how():
         end(actor)
         worker = eventually(lambda ident=ident: ended(ident))
         assert worker.exit_type == kind and detail in worker.exit_detail
+    endless = ray.remote(num_cpus=0)(lambda: time.sleep(600)).options(name="endless").remote()
+    task = eventually(lambda: state.list_tasks(filters=[("name", "=", "endless"), ("state", "=", "RUNNING")]))[0]
+    ray.cancel(endless, force=True)
+    worker = eventually(lambda: ended(task.worker_id))
+    assert worker.exit_type == "INTENDED_USER_EXIT" and "ray.cancel" in worker.exit_detail
     failed = Mortal.remote(fail=True)
     with pytest.raises(ray.exceptions.ActorDiedError):
         ray.get(failed.worker.remote())

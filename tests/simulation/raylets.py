@@ -334,7 +334,7 @@ class SimNode:
         elif isinstance(msg, m.Exit):
             self.later(0.001, lambda: self.die(proc, "exit code 0"))
         elif isinstance(msg, m.TerminateActor):
-            self.say(proc, m.ActorLeaving(msg.actor, "all handles to it are gone"), raylet_of(self.rank))
+            self.say(proc, m.ProcLeaving("all handles to it are gone"), raylet_of(self.rank))
             self.later(0.005, lambda: self.die(proc, "exit code 0"))
 
 

@@ -144,7 +144,7 @@ class SimCluster:
                 self.give_back(worker, src)
                 return
             if isinstance(msg, m.TerminateActor):
-                self.post(dest, raylet_of(node_of(dest)), m.ActorLeaving(msg.actor, "all handles to it are gone"))
+                self.post(dest, raylet_of(node_of(dest)), m.ProcLeaving("all handles to it are gone"))
                 self.net.after(self.net.delay() * 3 + 0.01, lambda: self.die(dest, "exit code 0"))
                 return
         submitter = self.submitters.get(dest)

@@ -27,7 +27,7 @@ def test_the_end_of_an_actor_that_exits_or_is_killed_for_good_is_reported_as_int
     for number in (1, 2, 3):
         node.handle(HEAD, m.StartActor(spec(number), 0))
     procs = [make_proc(0, fork.number) for fork in node.forked]
-    node.handle(procs[0], m.ActorLeaving(spec(1).actor, "exit_actor()"))
+    node.handle(procs[0], m.ProcLeaving("exit_actor()"))
     node.handle(HEAD, m.KillActor(spec(2).actor, True, "killed by its owner"))
     node.handle(HEAD, m.KillActor(spec(3).actor, False, "killed to restart"))
     assert node.killed == procs[1:]

@@ -274,16 +274,13 @@ class QueryService:
             "NodeManagerAddress": info.address,
             "NodeManagerHostname": info.host,
             "NodeName": info.name or info.address,
-            "NodeManagerPort": 0,
-            "ObjectManagerPort": 0,
-            "ObjectStoreSocketName": "",
-            "RayletSocketName": "",
-            "MetricsExportPort": 0,
+            "NodeManagerPort": 0, "ObjectManagerPort": 0, "MetricsExportPort": 0,
+            "ObjectStoreSocketName": "", "RayletSocketName": "",
             "Resources": to_amounts(_with_node_names(info, info.total)) if state is not None else {},
             "Labels": node_labels(info),
             "DeathReason": self._resources.dead.get(info.index, ""),
             "Index": info.index,
-        }
+        }  # fmt: skip
 
     def _cluster_resources(self) -> dict[str, float]:
         total: Resources = {}

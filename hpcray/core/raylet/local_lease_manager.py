@@ -46,7 +46,7 @@ GROUP_TIMEOUT = 4 * GROUP_WAIT
 """Seconds after which a request in a placement group goes back to its raylet, which withdraws it before."""
 
 HANDLES: tuple[type, ...] = (
-    m.RequestLeases, m.ReturnLease, m.Blocked, m.Unblocked, m.GrantLeases, m.StartActor, m.KillActor, m.ActorLeaving,
+    m.RequestLeases, m.ReturnLease, m.Blocked, m.Unblocked, m.GrantLeases, m.StartActor, m.KillActor, m.ProcLeaving,
     m.SetJob, m.ExitRefused, m.ProcDied, m.Undeliverable, m.PrepareBundles, m.CommitBundles,
     m.ReturnBundles, m.ResourceContention, m.PeerLeaseRequest, m.PeerLeasesRefused, m.PlacementGroupNodes,
 )  # fmt: skip
@@ -98,7 +98,7 @@ class LocalLeaseManager:
         self._reporter = HeadReporter(self._views, self._queue, self._requests, self._reclaimer, self._peers)
         self._bundles = BundleManager(self.resources, self._queue, self._requests, self._leases, self._reporter)
         self._status = LeaseStatus(self.resources, self.pool, self._queue, self._requests, self._leases)
-        self._procs: dict[bytes, tuple[str, float]] = {}  # its kind, and when it joined
+        self._procs: dict[bytes, tuple[str, float, str]] = {}  # its kind, when it joined, and why it leaves
         self._leaving = False
         self._handlers: dict[type, Callable[[float, bytes, Any], list[Effect]]] = {
             m.RequestLeases: self._request_leases,
@@ -108,7 +108,7 @@ class LocalLeaseManager:
             m.GrantLeases: self._grant_leases,
             m.StartActor: self._start_actor,
             m.KillActor: self._kill_actor,
-            m.ActorLeaving: self._actor_leaving,
+            m.ProcLeaving: self._proc_leaving,
             m.SetJob: self._set_job,
             m.ExitRefused: self._exit_refused,
             m.PrepareBundles: self._bundles.prepare_bundles,
@@ -141,7 +141,7 @@ class LocalLeaseManager:
 
     def process_joined(self, now: float, proc: bytes, kind: str, pid: int) -> list[Effect]:
         """A process of this node was welcomed. kind: "driver", "attached" or "worker"."""
-        self._procs[proc] = kind, now
+        self._procs[proc] = kind, now, ""
         out: list[Effect] = []
         if kind == "worker":
             allocation = self.pool.worker_joined(now, proc, pid)
@@ -153,9 +153,9 @@ class LocalLeaseManager:
 
     def process_died(self, now: float, proc: bytes, reason: str) -> list[Effect]:
         """A process of this node is dead; `reason` says how it died ("killed by signal 9", "exit code 1")."""
-        kind, joined = self._procs.pop(proc, ("", now))
+        kind, joined, left = self._procs.pop(proc, ("", now, ""))
         if kind in (m.DRIVER, m.ATTACHED):
-            self.ended.add_driver(now, proc, joined)
+            self.ended.add_driver(now, proc, joined, left, reason)
         out: list[Effect] = []
         worker = self.pool.remove_worker(proc)
         if worker is not None:
@@ -473,10 +473,11 @@ class LocalLeaseManager:
         self._reporter.force_view()
         return out
 
-    def _actor_leaving(self, now: float, src: bytes, msg: m.ActorLeaving) -> list[Effect]:
-        allocation = self._leases.actors.get(msg.actor)
-        if allocation is not None and allocation.worker == src:
-            allocation.exit_reason = msg.reason or "it ended on purpose"
+    def _proc_leaving(self, now: float, src: bytes, msg: m.ProcLeaving) -> list[Effect]:
+        self._procs[src] = (*self._procs.get(src, ("", now, ""))[:2], msg.reason)
+        worker = self.pool.workers.get(src)
+        if worker is not None and worker.allocation is not None:
+            worker.allocation.exit_reason = msg.reason or "it ended on purpose"
         return []
 
     def _exit_refused(self, now: float, src: bytes, msg: m.ExitRefused) -> list[Effect]:
@@ -498,7 +499,7 @@ class LocalLeaseManager:
         if msg.job.preload and (before is None or before.preload != msg.job.preload):
             out = [Preload(msg.job.preload, msg.job.env), *self.pool.replace_idle_workers()]
         if before is None or structs.replace(before, preload=msg.job.preload) != msg.job:
-            out += [Send(proc, msg) for proc, (kind, _) in self._procs.items() if kind == m.WORKER]
+            out += [Send(proc, msg) for proc, (kind, *_) in self._procs.items() if kind == m.WORKER]
         return out
 
     def _worker_start_failed(self, now: float, worker: WorkerProcess, reason: str) -> None:

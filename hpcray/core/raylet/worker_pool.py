@@ -520,9 +520,10 @@ class EndedWorkers:
         row["lived"] = now - worker.joined if worker.joined else None
         self._rows.append((now, row))
 
-    def add_driver(self, now: float, proc: bytes, joined: float) -> None:
-        """Keep that a driver has left, or died; `joined`: when it came."""
-        self._drivers.append((now, {"proc": proc, "lived": now - joined}))
+    def add_driver(self, now: float, proc: bytes, joined: float, left: str, reason: str) -> None:
+        """Keep that a driver has left, and why, or died (`left`: ""), of this reason; `joined`: when it came."""
+        kind, detail = (INTENDED_USER_EXIT, left) if left else (SYSTEM_ERROR, f"Worker exits unexpectedly: {reason}")
+        self._drivers.append((now, {"proc": proc, "lived": now - joined, "exit_type": kind, "exit_detail": detail}))
 
     def drivers(self, now: float) -> list[dict[str, Any]]:
         """Return one row for each of the last drivers that have left, the earliest first."""

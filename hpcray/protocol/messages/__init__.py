@@ -32,7 +32,7 @@ Message = Union[
     DrainRequest, Drain, DrainReady, SaveActor, ActorSaved, DrainOver,
     CreateActor, StartActor, StartActorRefused, BecomeActor, ActorReady, ActorGone, WatchActor, ActorStateUpdate,
     KillActor,
-    ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ActorLeaving,
+    ActorOutOfScope, TerminateActor, GcsCall, GcsReply, ProcLeaving,
     CreateGroup, WatchGroup, PlacementGroupStateUpdate, RemoveGroup, PrepareBundles, BundlesPrepared, CommitBundles,
     ReturnBundles,
     Create, Created, StoreError, Seal, Open, Opened, Release, Free, Pull, PullElsewhere, PullRefused, Unpin, ListStore,

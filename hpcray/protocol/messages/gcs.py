@@ -156,10 +156,9 @@ class GcsReply(Struct, array_like=True, tag=52):
     value: bytes
 
 
-class ActorLeaving(Struct, array_like=True, tag=53):
-    """worker→own r: the actor ends on purpose (exit_actor, terminate); the exit that follows is no crash."""
+class ProcLeaving(Struct, array_like=True, tag=53):
+    """p→own r: it ends on purpose (exit_actor, shutdown, a cancelled task); the exit that follows is no crash."""
 
-    actor: bytes
     reason: str
 
 

@@ -331,22 +331,12 @@ class _NodeServer:
             lambda proc: raylet.apply(lease_manager.ask_worker_to_leave(loop.now, proc)),
         )  # fmt: skip
         share_descriptors(raylet.log, loop, lease_manager.pool, neighbors, self._listener, context.cluster_size)
-        introspection = self._features.diagnostics(
-            NodeParts(
-                context,
-                loop,
-                router,
-                lease_manager,
-                store,
-                memory_monitor,
-                raylet.head,
-                raylet.events,
-                node.template.pid,
-                node.config.chunk,
-                TRANSFER_SLOTS,
-                self._spill_files.overflow_size if node.config.spill_threshold else 0,
-            )
-        )
+        parts = NodeParts(
+            context, loop, router, lease_manager, store, memory_monitor, raylet.head, raylet.events,
+            node.template.pid, node.config.chunk, TRANSFER_SLOTS,
+            self._spill_files.overflow_size if node.config.spill_threshold else 0,
+        )  # fmt: skip
+        introspection = self._features.diagnostics(parts)
         spill_io = SpillIo(raylet, self._spill_files)
         frames = FrameSlotRouter(node.arena, node.frame_slots, router)
         loop.share_frames(frames)

@@ -587,7 +587,7 @@ HANDLERS: dict[type[m.Message], Callable[[Raylet], Handler]] = {
     m.Unblocked: lambda r: r.lease_manager.handle,
     m.GrantLeases: lambda r: r.lease_manager.handle,
     m.StartActor: lambda r: r.lease_manager.handle,
-    m.ActorLeaving: lambda r: r.lease_manager.handle,
+    m.ProcLeaving: lambda r: r.lease_manager.handle,
     m.ExitRefused: lambda r: r.lease_manager.handle,
     m.Undeliverable: lambda r: r.lease_manager.handle,
     m.PrepareBundles: lambda r: r.lease_manager.handle,

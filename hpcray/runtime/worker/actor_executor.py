@@ -104,7 +104,7 @@ class ActorExecutor:
             while process.table.refs.unacked:
                 engine.wait(Waiter(), time.monotonic() + 0.01)
             if error:
-                engine.send(raylet_of(process.node), m.ActorLeaving(spec.actor, m.CONSTRUCTOR_RAISED))
+                engine.send(raylet_of(process.node), m.ProcLeaving(m.CONSTRUCTOR_RAISED))
             name = "" if self.shown_name == spec.class_name else plain(self.shown_name)[:1000]
             engine.send(HEAD, m.ActorReady(spec.actor, error, [], os.getpid(), name))
             engine.flush()

@@ -50,6 +50,7 @@ _LATE_INTERRUPT = 1.0
 """Seconds in which the interrupt of a task that was cancelled may still come when the task has ended."""
 _EXIT_WRITE_TIMEOUT = 5.0
 """Seconds for which a worker that exits waits until its last replies are read."""
+_CANCELLED = f"{m.USER_EXIT} The worker exits because its task has received a force ray.cancel request."
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 perf_counter = time.perf_counter
 
@@ -358,6 +359,7 @@ class TaskExecutor:
             if msg.recursive:
                 self.process.submitter.cancellation.cancel_children(self.is_child, msg.force)
             if msg.force:
+                self.engine.send(self._raylet, m.ProcLeaving(_CANCELLED))
                 self.engine.flush()
                 os._exit(1)
             self.cancelled.add(msg.task)
@@ -860,7 +862,7 @@ class TaskExecutor:
             self._await_own_tasks()
             self.process.submitter.leases.return_idle()  # their workers live on
             if self.actor is not None and reason:
-                self.engine.send(self._raylet, m.ActorLeaving(self.actor.spec.actor, reason))
+                self.engine.send(self._raylet, m.ProcLeaving(reason))
             self._send_last_messages()
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
