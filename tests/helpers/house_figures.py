@@ -83,7 +83,7 @@ LINES_OF_CODE = {
     "autoscaler": 1222,
     "cli": 4311,
     "common": 1563,
-    "compat": 3428,
+    "compat": 3439,
     "core": 12311,
     "dashboard": 2082,
     "diagnostics": 3435,
