@@ -18,8 +18,9 @@ _UTILS = (
 )
 _MORE_COMMON_UTILS = (
     f"{_NAMES}.utils:PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME Timer TimerBase get_default_system_temp_dir "
-    "get_function_args get_random_alphanumeric_string get_ray_address_file import_attr import_module_and_attr "
-    "load_class resources_from_ray_options run_background_task try_to_create_directory",
+    "get_default_ray_temp_dir get_function_args get_random_alphanumeric_string get_ray_address_file import_attr "
+    "import_module_and_attr load_class reset_ray_address resources_from_ray_options run_background_task "
+    "try_to_create_directory",
     f"{_NAMES}.ray_constants:RESOURCE_CONSTRAINT_PREFIX env_bool env_float env_integer",
 )
 _MORE_PRIVATE_UTILS = (
@@ -40,7 +41,7 @@ _CONSTANTS = (
 _MORE_CONSTANTS = (
     f"{_NAMES}.ray_constants:CALLER_MEMORY_USAGE_PER_OBJECT_REF DEFAULT_MAX_CONCURRENCY_ASYNC "
     "DEFAULT_OBJECT_STORE_MEMORY_PROPORTION DEFAULT_SYSTEM_RESERVED_MEMORY_PROPORTION DEFAULT_TASK_MAX_RETRIES GPU HPU "
-    "KV_NAMESPACE_DASHBOARD KV_NAMESPACE_JOB KV_NAMESPACE_PDB MIN_RESOURCE_GRANULARITY NEURON_CORES NPU "
+    "ID_SIZE KV_NAMESPACE_DASHBOARD KV_NAMESPACE_JOB KV_NAMESPACE_PDB MIN_RESOURCE_GRANULARITY NEURON_CORES NPU "
     "NUM_REDIS_GET_RETRIES "
     "RAY_DEDUP_LOGS_AGG_WINDOW_S RAY_DEDUP_LOGS_ALLOW_REGEX RAY_DEDUP_LOGS_SKIP_REGEX RAY_ENABLE_EXPORT_API_WRITE "
     "RAY_ENABLE_EXPORT_API_WRITE_CONFIG RAY_EXPORT_EVENT_MAX_BACKUP_COUNT RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES TPU"
@@ -67,7 +68,7 @@ MODULES: dict[str, tuple[str, ...]] = {
         f"{_NAMES}.ray_client:ClientBuilder client java_actor_class java_function",
         "hpcray",
     ),
-    "ray.actor": (f"{_NAMES}.option_utils:_modify_class", "hpcray.actor", "hpcray.api.actor"),
+    "ray.actor": (f"{_NAMES}.option_utils:_make_actor _modify_class", "hpcray.actor", "hpcray.api.actor"),
     "ray.autoscaler": (),
     "ray.autoscaler._private": (),
     "ray.autoscaler._private.constants": (f"{_NAMES}.ray_constants:LOGGER_FORMAT",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,8 @@ NAMES = [
     "ray.util.collective.collective.get_address_and_port",
     "ray.util.dask.scheduler_utils.nested_get",
     "ray._raylet.async_task_id",
+    "ray._raylet.GRPC_STATUS_CODE_UNAVAILABLE",
+    "ray._common.utils.get_default_ray_temp_dir",
     "ray.client",
     "ray.client_builder.ClientContext",
     "ray.util.client_connect.connect",
@@ -39,6 +42,24 @@ NAMES = [
 def test_names_that_packages_import_are_there(ray: Any, name: str) -> None:
     module, _, attribute = name.rpartition(".")
     assert getattr(importlib.import_module(module), attribute) is not None
+
+
+def test_refs_are_made_of_as_many_bytes_as_the_constant_says(ray: Any) -> None:
+    from ray._private.ray_constants import ID_SIZE
+
+    assert ray.ObjectRef(b"0" * ID_SIZE).binary() == b"0" * ID_SIZE
+    assert len(ray.put(1).binary()) == ID_SIZE
+    assert ray._raylet.GRPC_STATUS_CODE_DEADLINE_EXCEEDED == 4
+
+
+def test_the_address_file_of_a_ray_of_before_is_removed(ray: Any, tmp_path: Path) -> None:
+    from ray._common.utils import reset_ray_address
+
+    left = tmp_path / "ray_current_cluster"
+    left.write_text("10.0.0.1:6379")
+    reset_ray_address(str(tmp_path))
+    assert not left.exists()
+    assert reset_ray_address(str(tmp_path)) is None, "there is none"
 
 
 def test_ray_client_connects_nowhere_and_its_builder_is_init(ray: Any) -> None:

@@ -309,6 +309,10 @@ def test_modify_class_makes_a_subclass_of_the_same_name(ray: Any) -> None:
     changed.other = lambda self: 2
     assert not hasattr(Plain, "other")
     assert ray.get(ray.remote(changed).options(num_cpus=0).remote().other.remote()) == 2
+    made = ray.actor._make_actor(Plain, {"num_cpus": 0, "name": "table.made"}).remote()
+    assert ray.get([made.get.remote(), ray.get_actor("table.made").get.remote()]) == [1, 1]
+    with pytest.raises(ValueError, match="nonsense"):
+        ray.actor._make_actor(Plain, {"nonsense": 1})
 
 
 @row("ray.remote_function.RemoteFunction")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from hpcray.api.actor import ActorClass
+from hpcray.api.actor import ActorClass, make_actor_class
 from hpcray.api.options import ACTOR_RULES, TASK_RULES, ActorOptions, TaskOptions
 from hpcray.api.options import Rule as Option
 from hpcray.runtime_env.runtime_env import validated_field
@@ -86,3 +86,8 @@ def _modify_class(cls: type) -> type:
         "__ray_actor_class__": cls,
     }
     return type(cls)(cls.__name__, (cls,), body)
+
+
+def _make_actor(cls: type, actor_options: dict[str, Any]) -> ActorClass[Any]:
+    """Make an actor class of a plain one, as `ray.remote` with these options does."""
+    return make_actor_class(_modify_class(cls), ActorOptions(actor_options))

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from hpcray.common.ids import OBJECT_BYTES
 from hpcray.common.resources import ACCELERATOR_TYPE
 from hpcray.platform.log_format import TEXT_FORMAT
 from hpcray.runtime.core_worker.worker_output import TESTING_NEVER_DEDUP_TOKEN
@@ -87,6 +88,7 @@ RAY_EXPORT_EVENT_MAX_FILE_SIZE_BYTES = env_integer("RAY_EXPORT_EVENT_MAX_FILE_SI
 RAY_EXPORT_EVENT_MAX_BACKUP_COUNT = env_integer("RAY_EXPORT_EVENT_MAX_BACKUP_COUNT", 20)
 
 MIN_RESOURCE_GRANULARITY = 0.0001
+ID_SIZE = OBJECT_BYTES  # in Ray 28
 """The smallest amount of a resource that counts."""
 
 

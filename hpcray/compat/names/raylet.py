@@ -128,6 +128,9 @@ def time_weighted_average_cython(
     return float((area + value * (end - since)) / (end - start))
 
 
+GRPC_STATUS_CODE_UNKNOWN, GRPC_STATUS_CODE_DEADLINE_EXCEEDED, GRPC_STATUS_CODE_RESOURCE_EXHAUSTED = 2, 4, 8
+GRPC_STATUS_CODE_UNIMPLEMENTED, GRPC_STATUS_CODE_UNAVAILABLE = 12, 14
+
 async_task_id = async_task
 """The call whose coroutine runs; a library sets it to None for calls that are not to be cancelled with it."""
 

@@ -18,6 +18,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ _background_tasks = set[asyncio.Task[Any]]()
 def get_ray_temp_dir() -> str:
     """Return the directory of this user's session directories on this node."""
     return session_root(os.environ)
+
+
+get_default_ray_temp_dir = get_ray_temp_dir
 
 
 def get_user_temp_dir() -> str:
@@ -156,6 +160,11 @@ def get_random_alphanumeric_string(length: int) -> str:
 def get_ray_address_file(temp_dir: str | None) -> str:
     """Return the file in which Ray keeps the address of its last cluster. hpcray writes none."""
     return os.path.join(temp_dir or get_ray_temp_dir(), "ray_current_cluster")
+
+
+def reset_ray_address(temp_dir: str | None = None) -> None:
+    """Remove the file of `get_ray_address_file`, which a Ray on this machine may have left."""
+    Path(get_ray_address_file(temp_dir)).unlink(missing_ok=True)
 
 
 def try_to_create_directory(directory_path: str) -> None:

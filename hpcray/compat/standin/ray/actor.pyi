@@ -2,5 +2,6 @@
 # mypy: ignore-errors
 from hpcray.api.actor import *
 from hpcray.actor import *
+from hpcray.compat.names.option_utils import _make_actor as _make_actor
 from hpcray.compat.names.option_utils import _modify_class as _modify_class
 _actor_launch_hook: NoneType

@@ -8,12 +8,14 @@ from hpcray.compat.names.utils import PLACEMENT_GROUP_BUNDLE_RESOURCE_NAME as PL
 from hpcray.compat.names.utils import Timer as Timer
 from hpcray.compat.names.utils import TimerBase as TimerBase
 from hpcray.compat.names.utils import get_default_system_temp_dir as get_default_system_temp_dir
+from hpcray.compat.names.utils import get_default_ray_temp_dir as get_default_ray_temp_dir
 from hpcray.compat.names.utils import get_function_args as get_function_args
 from hpcray.compat.names.utils import get_random_alphanumeric_string as get_random_alphanumeric_string
 from hpcray.compat.names.utils import get_ray_address_file as get_ray_address_file
 from hpcray.compat.names.utils import import_attr as import_attr
 from hpcray.compat.names.utils import import_module_and_attr as import_module_and_attr
 from hpcray.compat.names.utils import load_class as load_class
+from hpcray.compat.names.utils import reset_ray_address as reset_ray_address
 from hpcray.compat.names.utils import resources_from_ray_options as resources_from_ray_options
 from hpcray.compat.names.utils import run_background_task as run_background_task
 from hpcray.compat.names.utils import try_to_create_directory as try_to_create_directory

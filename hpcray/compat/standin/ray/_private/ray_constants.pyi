@@ -12,6 +12,7 @@ from hpcray.compat.names.ray_constants import DEFAULT_SYSTEM_RESERVED_MEMORY_PRO
 from hpcray.compat.names.ray_constants import DEFAULT_TASK_MAX_RETRIES as DEFAULT_TASK_MAX_RETRIES
 from hpcray.compat.names.ray_constants import GPU as GPU
 from hpcray.compat.names.ray_constants import HPU as HPU
+from hpcray.compat.names.ray_constants import ID_SIZE as ID_SIZE
 from hpcray.compat.names.ray_constants import KV_NAMESPACE_DASHBOARD as KV_NAMESPACE_DASHBOARD
 from hpcray.compat.names.ray_constants import KV_NAMESPACE_JOB as KV_NAMESPACE_JOB
 from hpcray.compat.names.ray_constants import KV_NAMESPACE_PDB as KV_NAMESPACE_PDB
