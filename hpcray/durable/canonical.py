@@ -130,13 +130,10 @@ def is_plain(values: Sequence[Any]) -> bool:
     level: Collection[Any] = values
     kinds = {*map(type, values)}
     seen: set[int] = set()
-    if len(values) == 1 and kinds <= _CONTAINERS:  # most calls have one argument of this kind
-        value = values[0]
-        level = value
-        if dict in kinds:
-            level = value.values() if {*map(type, value)} <= SCALARS else [*value, *value.values()]
+    if len(values) == 1 and kinds <= _SEQUENCES:  # most calls have one argument of this kind
+        level = values[0]
         kinds = {*map(type, level)}
-        seen.add(id(value))
+        seen.add(id(level))
     count, total = len(seen), 0
     while not kinds <= SCALARS:
         if not kinds <= _PLAIN:
@@ -154,7 +151,8 @@ def is_plain(values: Sequence[Any]) -> bool:
     return True
 
 
-_CONTAINERS = frozenset({list, tuple, dict})
+_SEQUENCES = frozenset({list, tuple})
+_CONTAINERS = _SEQUENCES | {dict}
 _PLAIN = SCALARS | _CONTAINERS
 _MOST_PLAIN = 1 << 20
 

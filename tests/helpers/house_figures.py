@@ -87,7 +87,7 @@ LINES_OF_CODE = {
     "core": 12311,
     "dashboard": 2082,
     "diagnostics": 3435,
-    "durable": 2953,
+    "durable": 2951,
     "experimental": 569,
     "graphs": 2138,
     "hangs": 1528,
