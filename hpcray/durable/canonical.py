@@ -1082,7 +1082,7 @@ _DESCRIPTORS: dict[type, Adder] = {
 
 
 class Watch:
-    """What a description was made of, so that it can be seen whether all of that is still the same objects.
+    """Sees whether everything that a description was made of is still the same objects.
 
     A look takes a few microseconds, as nearly all of it happens in C.
     """
@@ -1113,7 +1113,7 @@ class Watch:
             self._registered = abc.get_cache_token()
 
     def name(self, scope: dict[str, Any], name: str) -> None:
-        """What a namespace has under a name counts."""
+        """The object that a namespace has under a name counts."""
         self._scopes.append(scope)
         self._names.append(name)
 
