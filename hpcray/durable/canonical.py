@@ -130,13 +130,10 @@ def is_plain(values: Sequence[Any]) -> bool:
     level: Collection[Any] = values
     kinds = {*map(type, values)}
     seen: set[int] = set()
-    if len(values) == 1 and kinds <= _CONTAINERS:  # most calls have one argument of this kind
-        value = values[0]
-        level = value
-        if dict in kinds:
-            level = value.values() if {*map(type, value)} <= SCALARS else [*value, *value.values()]
+    if len(values) == 1 and kinds <= _SEQUENCES:  # most calls have one argument of this kind
+        level = values[0]
         kinds = {*map(type, level)}
-        seen.add(id(value))
+        seen.add(id(level))
     count, total = len(seen), 0
     while not kinds <= SCALARS:
         if not kinds <= _PLAIN:
@@ -154,7 +151,8 @@ def is_plain(values: Sequence[Any]) -> bool:
     return True
 
 
-_CONTAINERS = frozenset({list, tuple, dict})
+_SEQUENCES = frozenset({list, tuple})
+_CONTAINERS = _SEQUENCES | {dict}
 _PLAIN = SCALARS | _CONTAINERS
 _MOST_PLAIN = 1 << 20
 
@@ -1084,7 +1082,7 @@ _DESCRIPTORS: dict[type, Adder] = {
 
 
 class Watch:
-    """What a description was made of, so that it can be seen whether all of that is still the same objects.
+    """Sees whether everything that a description was made of is still the same objects.
 
     A look takes a few microseconds, as nearly all of it happens in C.
     """
@@ -1115,7 +1113,7 @@ class Watch:
             self._registered = abc.get_cache_token()
 
     def name(self, scope: dict[str, Any], name: str) -> None:
-        """What a namespace has under a name counts."""
+        """The object that a namespace has under a name counts."""
         self._scopes.append(scope)
         self._names.append(name)
 

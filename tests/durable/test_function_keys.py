@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copyreg
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import types
 from collections.abc import Mapping
 from pathlib import Path
@@ -205,6 +207,7 @@ def test_a_file_that_is_written_twice_within_a_tick_of_the_clock_is_read_again(t
 
 PROGRAM = """\
 import sys
+import sysconfig
 sys.path[:0] = sys.argv[1:]
 import made_up
 from hpcray.durable.canonical import Canonical
@@ -299,3 +302,46 @@ def test_a_reducer_that_is_registered_later_is_used() -> None:
     finally:
         del copyreg.dispatch_table[A]
     assert key(call, value) == before
+
+
+EXTENSION = """\
+#include <Python.h>
+static PyObject *g(PyObject *self, PyObject *x) { return PyLong_FromLong(VALUE); }
+static PyMethodDef methods[] = {{"g", g, METH_O, NULL}, {NULL, NULL, 0, NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "made_up", NULL, -1, methods};
+PyMODINIT_FUNC PyInit_made_up(void) { return PyModule_Create(&module); }
+"""
+
+
+def test_a_compiled_module_goes_by_its_version_or_if_it_is_the_users_own_by_its_content(tmp_path: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None or not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        pytest.skip("needs a C compiler and the headers of Python")
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    built = {}
+    for value in (1, 2):
+        source = tmp_path / f"made_up_{value}.c"
+        source.write_text(EXTENSION.replace("VALUE", str(value)))
+        built[value] = tmp_path / f"made_up_{value}.so"
+        include = sysconfig.get_paths()["include"]
+        subprocess.run([compiler, "-shared", "-fPIC", f"-I{include}", source, "-o", built[value]], check=True)
+
+    def key_of(directory: str, value: int, version: str = "") -> str:
+        place = tmp_path / directory / ("site-packages" if version else "src")
+        place.mkdir(parents=True)
+        shutil.copy(built[value], place / "made_up.so")
+        if version:
+            record = place / f"made_up-{version}.dist-info"
+            record.mkdir()
+            (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: made_up\nVersion: {version}\n")
+            (record / "RECORD").write_text("made_up.so,,\n")
+        return subprocess.run(
+            [sys.executable, str(script), str(place)], capture_output=True, text=True, timeout=60, check=True
+        ).stdout
+
+    own = key_of("own", 1)
+    assert key_of("own again", 1) == own != key_of("own, edited", 2)
+    installed = key_of("installed", 1, "1.0")
+    assert key_of("installed again", 1, "1.0") == installed != own
+    assert key_of("upgraded", 1, "1.1") != installed
