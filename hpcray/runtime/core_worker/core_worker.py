@@ -499,8 +499,8 @@ class CoreWorker:
         with self.engine.lock:
             # Idle workers that we hold would be killed as if they worked for us, before they have written their rest.
             self.submitter.leases.return_idle()
-            if self.kind in (m.DRIVER, m.ATTACHED) and not self.dead:
-                self.engine.send(self._raylet, m.ProcLeaving(f"{m.USER_EXIT} Shutdown by ray.shutdown()."))
+            if self.membership.kind in (m.DRIVER, m.ATTACHED) and not self.dead:
+                self.engine.send(raylet_of(self.node), m.ProcLeaving(f"{m.USER_EXIT} Shutdown by ray.shutdown()."))
             self.engine.flush()
             self.dead = self.dead or "hpcray.shutdown() was called"
             self._disconnected()
