@@ -54,8 +54,8 @@ def unexplained(missing: Any, timeout: float | None) -> str:
 def test_an_interrupt_gives_up_all_files_that_were_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[bytes] = []
     table: Any = SimpleNamespace(pins=SimpleNamespace(end_file=ended.append))
-    context: Any = SimpleNamespace(engine=Engine(), table=table, arenas={}, features=NO_FEATURES)
-    reader = ObjectReader(context, unexplained, NOTHING_UNSEEN)
+    context: Any = SimpleNamespace(engine=Engine(), table=table, extensions=SimpleNamespace(features=NO_FEATURES))
+    reader = ObjectReader(context, {}, unexplained, NOTHING_UNSEEN)
     places: list[Any] = [m.OnDisk(bytes([n]) * 14, "/nowhere", 0, 10) for n in range(4)]
 
     def read(path: str, position: int, size: int) -> bytes:
@@ -183,7 +183,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0, max_nodes=0, record="")
     died: list[bytes] = []
     process: Any = SimpleNamespace(
-        engine=engine, table=table, me=ME, node=1, cluster_size=1, config=config,
+        engine=engine, table=table, me=ME, node=1, membership=SimpleNamespace(cluster_size=1), config=config,
         executor=SimpleNamespace(process_died=died.append),
         gcs=SimpleNamespace(process_died=lambda proc: None),
         extensions=SimpleNamespace(process_died=lambda proc: None),

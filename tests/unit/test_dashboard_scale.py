@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,9 +96,9 @@ class FakeGcs:
 class FakeProcess:
     """A process in the job."""
 
-    node = head = 0
+    node = 0
     me = make_proc(0, 9)
-    kind = "attached"
+    membership = SimpleNamespace(head=0, kind="attached")
     dead = None
 
     def __init__(self) -> None:

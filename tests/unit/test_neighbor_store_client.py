@@ -57,9 +57,9 @@ class World:
         )
         self.table, self.heard = Table(), []
         unused = SimpleNamespace(loaded=())
-        process: Any = SimpleNamespace(me=ME, engine=self.engine, table=self.table, arenas={}, extensions=unused)
-        self.arenas: dict[int, Arena] = process.arenas
-        self.visiting = NeighborStoreClient(process, {1: str(self.path)})
+        process: Any = SimpleNamespace(me=ME, engine=self.engine, table=self.table, extensions=unused)
+        self.arenas: dict[int, Arena] = {}
+        self.visiting = NeighborStoreClient(process, self.arenas, {1: str(self.path)})
         handlers = {m.Welcome: self.visiting.on_welcome, m.Unpin: lambda src, msg: self.heard.append((src, msg))}
         self.engine.start(ours, handlers)
         self.raylet: socket.socket

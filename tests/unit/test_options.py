@@ -120,7 +120,7 @@ def test_amounts_with_four_decimals_are_exact(amount: Any) -> None:
         ({"resources": {1: 1}}, ValueError, "non-empty str"),
         ({"resources": [1]}, TypeError, "resources"),
         ({"scheduling_strategy": 3}, TypeError, "scheduling_strategy"),
-        ({"runtime_env": {"env_vars": {"A": 1}}}, TypeError, "Dict.str, str.*1 in 'A'"),
+        ({"runtime_env": {"env_vars": {"A": 1}}}, TypeError, "Dict.str, str.*value 1 is of type.*in 'A'"),
         ({"runtime_env": {"env_vars": ["A"]}}, TypeError, "env_vars"),
         ({"runtime_env": "x"}, TypeError, "runtime_env"),
         ({"name": 3}, TypeError, "name"),

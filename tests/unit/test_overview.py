@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ class FakeProcess:
     """A process whose job has two nodes, of which the second may say nothing."""
 
     node = 0
-    session_dir = "/s"
+    membership = SimpleNamespace(session_dir="/s")
 
     def __init__(self) -> None:
         self.gcs = self

@@ -63,7 +63,7 @@ class _ValueRefs(NamedTuple):
     refs: Sequence[ObjectRef[Any]]
 
 
-class _TargetedBlob(NamedTuple):
+class _TargetedValue(NamedTuple):
     """A blob that is no error, and the rest as in `EntryExtra.target`."""
 
     blob: bytes | memoryview
@@ -235,7 +235,7 @@ class ObjectReader:
             extra = entry.extra
             if extra is not NO_EXTRA and type(found[-1]) in _BLOBS:
                 if extra.target is not None and not is_error(found[-1]):
-                    found[-1] = _TargetedBlob(found[-1], *extra.target)
+                    found[-1] = _TargetedValue(found[-1], *extra.target)
                 elif extra.contained and len(extra.contained) >= _MANY_REFS:
                     found[-1] = _ValueRefs(found[-1], extra.contained)
         return found
@@ -315,7 +315,7 @@ class ObjectReader:
                         values.append(deserialize(item))
                 elif type(item) is _ValueRefs:
                     values.append(deserialize(item.blob, LocalRefs(item.refs).load))
-                elif type(item) is _TargetedBlob:
+                elif type(item) is _TargetedValue:
                     value, problem = self._context.extensions.get(item.extension).targeted_value(item.target, item.blob)
                     values.append(value)
                     error, problem = error if error is not None else problem, None
