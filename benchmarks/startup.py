@@ -150,7 +150,7 @@ def join(count: int) -> dict[str, Any]:
         silences = [0.0]
         with _silence_noted(silences):
             started = time.perf_counter()
-            write_private_file(token, request_join_token(need_process().membership.session_dir))
+            write_private_file(token, request_join_token(need_process().place.session_dir))
             opened = time.perf_counter() - started
             took, cpu = list[float](), list[float]()
             for _ in range(count):
@@ -225,7 +225,7 @@ def _silence_noted(found: list[float]) -> Iterator[None]:
     from hpcray.runtime.core_worker.core_worker import need_process
     from hpcray.runtime.node.join_token import REQUEST, ask_head
 
-    place, over = need_process().membership.session_dir, threading.Event()
+    place, over = need_process().place.session_dir, threading.Event()
 
     def look() -> None:
         while not over.wait(0.01):

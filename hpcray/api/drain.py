@@ -31,7 +31,7 @@ def time_left() -> float | None:
     """
     process = current.process
     if process is not None:
-        return drain_client.time_left(process.membership.run)
+        return drain_client.time_left(process.place.run)
     end = node_config(os.environ).end_time or end_time()
     return max(0.0, end - time.time()) if end else None
 
@@ -108,7 +108,7 @@ def exit_unfinished() -> NoReturn:
 def restart_count() -> int:
     """Return how often this job was requeued; 0 in its first run."""
     process = current.process
-    return process.membership.run.restarts if process is not None else count_restarts(os.environ)
+    return process.place.run.restarts if process is not None else count_restarts(os.environ)
 
 
 def checkpoint_dir() -> str:
@@ -122,7 +122,7 @@ def checkpoint_dir() -> str:
     """
     process = current.process
     if process is not None:
-        found = process.membership.run.checkpoints
+        found = process.place.run.checkpoints
     else:
         found = checkpoint_directory(node_config(os.environ), os.environ)
     if not found:

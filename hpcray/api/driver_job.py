@@ -87,17 +87,17 @@ def announce(
         process.me if (process.config.log_to_driver if log_to_driver is None else log_to_driver) else b"",
         () if process.config.preload else imported_libraries(),
         notebook_shell() is not None,
-        process.me if process.membership.kind == ATTACHED else b"",
+        process.me if process.place.kind == ATTACHED else b"",
     )
-    process.membership.is_driver = True
-    if process.membership.job is None:
+    process.place.is_driver = True
+    if process.place.job is None:
         # Before the question for the number: where the job goes on from a journal, the head answers it after this.
         process.set_job(job)
     number = _number(process)
     report_to_submission(process, job_id_of(number))
     if number == 1:
         return {}
-    process.membership.job = job = msgspec.structs.replace(job, job_id=job_id_of(number), preload=())
+    process.place.job = job = msgspec.structs.replace(job, job_id=job_id_of(number), preload=())
     return {JOB_FIELD: msgspec.to_builtins(job)}
 
 
@@ -123,8 +123,8 @@ def imported_libraries() -> tuple[str, ...]:
 def preload(library: str) -> None:
     """Have the nodes preload a library of Ray that this program, the first driver, begins to import after `init`."""
     process = current.process
-    job = process.membership.job if process is not None else None
-    if process is None or job is None or job.job_id != job_id_of(1) or process.membership.kind == WORKER:
+    job = process.place.job if process is not None else None
+    if process is None or job is None or job.job_id != job_id_of(1) or process.place.kind == WORKER:
         return
     if "HPCRAY_PRELOAD" in os.environ or library in (*job.preload, *process.config.preload.split(",")):
         return

@@ -167,7 +167,7 @@ def placement_group(
     process = require_session()
     with process.engine.lock:
         ident = PlacementGroupID(process.next_task_id())
-    namespace = process.membership.job.namespace if process.membership.job else ""
+    namespace = process.place.job.namespace if process.place.job else ""
     spec = m.GroupSpec(
         bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors,
         _soft_target_node_id or "", same,
@@ -216,7 +216,7 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
     if not placement_group_name:
         raise ValueError("Please supply a non-empty value to get_placement_group")
     process = require_session()
-    job = process.membership.job
+    job = process.place.job
     try:
         row = process.gcs.call("placement_group", b"", placement_group_name, job.namespace if job else "")
     except ValueError:

@@ -53,8 +53,8 @@ class ContextSource:
 
     def __init__(self, process: CoreWorker) -> None:
         self._process = process
-        self.me, self.node_id, self.kind = process.me, process.membership.node_id, process.membership.kind
-        self.job, self.session_dir = process.membership.job, process.membership.session_dir
+        self.me, self.node_id, self.kind = process.me, process.place.node_id, process.place.kind
+        self.job, self.session_dir = process.place.job, process.place.session_dir
 
     def running_task(self) -> RunningTask | None:
         worker = current.worker
@@ -104,7 +104,7 @@ class ContextSource:
         return {"GPU": assigned_gpus(), **assigned_accelerators()}
 
     def node_labels(self) -> Mapping[str, str]:
-        rows = [row for row in self._process.gcs.nodes() if row["NodeID"] == self._process.membership.node_id]
+        rows = [row for row in self._process.gcs.nodes() if row["NodeID"] == self._process.place.node_id]
         return dict(rows[0]["Labels"]) if rows else {}
 
 

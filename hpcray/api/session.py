@@ -127,7 +127,7 @@ class ClientContext(Mapping[str, Any]):
         from hpcray.processes.running_jobs import dashboard_address  # few programs ask
 
         process = current.process
-        return dashboard_address(process.membership.session_dir) if process is not None else ""
+        return dashboard_address(process.place.session_dir) if process is not None else ""
 
     @functools.cached_property
     def address_info(self) -> dict[str, Any]:
@@ -137,14 +137,14 @@ class ClientContext(Mapping[str, Any]):
             "raylet_ip_address": address,
             "redis_address": None,
             "object_store_address": None,
-            "raylet_socket_name": os.path.join(process.membership.session_dir, "r.s"),
+            "raylet_socket_name": os.path.join(process.place.session_dir, "r.s"),
             "webui_url": "",
-            "session_dir": process.membership.session_dir,
+            "session_dir": process.place.session_dir,
             "metrics_export_port": 0,
-            "gcs_address": process.membership.session_dir,
-            "address": process.membership.session_dir,
+            "gcs_address": process.place.session_dir,
+            "address": process.place.session_dir,
             "dashboard_agent_listen_port": 0,
-            "node_id": process.membership.node_id,
+            "node_id": process.place.node_id,
         }
 
     def __getitem__(self, key: str) -> Any:
@@ -416,8 +416,8 @@ def _start_driver(
     settings: Mapping[str, Any],
 ) -> None:
     job_fields = announce(process, namespace, environment.env_vars(), log_to_driver)
-    if _Session.variables is not None and process.membership.job is not None:
-        _Session.variables.name_namespace(process.membership.job.namespace)
+    if _Session.variables is not None and process.place.job is not None:
+        _Session.variables.name_namespace(process.place.job.namespace)
     if not _Session.hooked:
         _Session.hooked = True
         atexit.register(shutdown, _exiting_interpreter=True)
@@ -621,7 +621,7 @@ def _leave(process: CoreWorker, entry: ClusterEntry | None, exiting: bool) -> No
     printer, _Session.printer = _Session.printer, None
     if process.dead is None and printer is not None:
         dead = process.table.dead_nodes
-        printer.finish(node for node in range(process.membership.cluster_size) if node not in dead)
+        printer.finish(node for node in range(process.place.cluster_size) if node not in dead)
     WorkerBars.close()
     if process.dead is None and entry is not None and entry.node is not None:
         with process.engine.lock:
@@ -636,8 +636,8 @@ def leave_unfinished(process: CoreWorker) -> NoReturn:
     """End a program that the drain of its job interrupted: write checkpoints, then exit with `drain_exit_code`."""
     # Before SystemExit drops the frames that hold actor handles, which would end the actors.
     process.drain_client.wait_for_checkpoints()
-    _Session.exit_code = process.membership.run.exit_code
-    raise SystemExit(process.membership.run.exit_code)
+    _Session.exit_code = process.place.run.exit_code
+    raise SystemExit(process.place.run.exit_code)
 
 
 def alive() -> None:

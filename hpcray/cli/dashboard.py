@@ -96,7 +96,7 @@ def dashboard(
             stack.enter_context(published_dashboard(path, place if port is not None else UNIX + place))
             api_sock = _listen(stack, api_place) if api_place is not None else None
             process = stack.enter_context(job(path))
-            pages, through_login = JobPages(process), bool(process.membership.run.end or os.environ.get("SLURM_JOB_ID"))
+            pages, through_login = JobPages(process), bool(process.place.run.end or os.environ.get("SLURM_JOB_ID"))
             rights = "actors can be killed and nodes removed" if allow_actions else "read-only"
             click.echo(f"hpcray dashboard of the job at {path}, {rights}; Ctrl-C ends it")
         click.echo(f"from your own machine:  ssh -N -L {local}:{place} {socket.gethostname()}")
@@ -127,7 +127,7 @@ def _serve_api(stack: contextlib.ExitStack, process: CoreWorker, sock: socket.so
     from hpcray.ray_api.server import api_token, path_beside, serving
 
     try:
-        token = api_token(os.environ, path_beside(process.membership.session_dir, sock, "token"))
+        token = api_token(os.environ, path_beside(process.place.session_dir, sock, "token"))
         if token.is_new:
             stack.callback(_remove, token.path)
         stack.enter_context(serving(process, sock, place, token.value))

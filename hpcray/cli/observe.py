@@ -309,7 +309,7 @@ def why(address: str, timeout: float, as_json: bool, what: str | None) -> None:
     with job(address) as process:
         search = WaitSearch(process, timeout)
         findings = search.explain(what) if what is not None else search.explain_all()
-        findings += [WaitReason(1, text) for text in object_events(process.membership.session_dir, what or "")]
+        findings += [WaitReason(1, text) for text in object_events(process.place.session_dir, what or "")]
     if not findings:
         raise click.ClickException(
             f"there is no object, task or actor {what!r}; hint: hpcray list tasks, hpcray list actors"
@@ -426,7 +426,7 @@ def worker_logs(
     """
     with job(address) as process:
         if not node_ip and not node_id and not of["actor_id"] and not of["task_id"]:
-            node_id = process.membership.node_id
+            node_id = process.place.node_id
         reader = LogReader(process, timeout)
         try:
             named = any((of["actor_id"], of["task_id"], of["pid"], of["submission_id"]))

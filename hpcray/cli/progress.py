@@ -69,7 +69,7 @@ def _show_until(
     ended: threading.Event, process: CoreWorker, line: StatusLine | None, interval: float, as_json: bool
 ) -> None:
     overview = JobOverview(process, _PATIENCE)
-    began = read_session(process.membership.session_dir).started
+    began = read_session(process.place.session_dir).started
     job_ends = threading.Event()
 
     def end(code: int) -> None:

@@ -37,12 +37,12 @@ _SPACE = "hpcray-serve-http"
 
 def socket_path(port: int) -> str:
     """Return the path of the Unix socket at which this node's server listens."""
-    return os.path.join(require_session().membership.session_dir, f"http-{port}.s")
+    return os.path.join(require_session().place.session_dir, f"http-{port}.s")
 
 
 def token_path(port: int) -> str:
     """Return the path of the file with the token, on this node."""
-    return os.path.join(require_session().membership.session_dir, f"http-{port}.token")
+    return os.path.join(require_session().place.session_dir, f"http-{port}.token")
 
 
 def url_of(options: Any, url: str) -> str:

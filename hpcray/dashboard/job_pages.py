@@ -538,7 +538,7 @@ class JobPages:
 
     def about(self) -> dict[str, Any]:
         """Return which job this is: all that does not change."""
-        session = read_session(self._process.membership.session_dir)
+        session = read_session(self._process.place.session_dir)
         return {
             "program": " ".join(session.program.split()),
             "job": session.slurm_job or session.session,
@@ -576,7 +576,7 @@ class JobPages:
             "partial": use.partial,
             "left": use.left,
             "took": use.took,
-            "head": self._process.membership.head,
+            "head": self._process.place.head,
             "actors": status["actors"],
             "waiting": waiting,
             "core_time": use.core_time,
@@ -624,7 +624,7 @@ class JobPages:
         scope = self._scope(nodes)
         workers = sum(sum(one.workers.values()) for one in self._nodes() if one.index in scope.nodes)
         most = max(_FEWEST_OF_WORKER, _MOST_TASKS // max(1, workers))
-        state = StateAggregator(self._process, _PATIENCE, {*scope.nodes, self._process.membership.head})
+        state = StateAggregator(self._process, _PATIENCE, {*scope.nodes, self._process.place.head})
         names = {row["NodeID"]: row["Index"] for row in self._process.gcs.nodes()}
         rows: list[dict[str, Any]] = [
             {
@@ -751,7 +751,7 @@ class JobPages:
     def waits(self, nodes: str) -> dict[str, Any]:
         """Return what waits for what."""
         scope = self._scope(nodes)
-        search = WaitSearch(self._process, _PATIENCE, {*scope.nodes, self._process.membership.head})
+        search = WaitSearch(self._process, _PATIENCE, {*scope.nodes, self._process.place.head})
         return {**wait_graph(islice(search.explain_all(True), _MOST_FINDINGS)), "note": scope.note}
 
     # ------------------------------------------------------------ logs
@@ -798,7 +798,7 @@ class JobPages:
 
     def slurm(self) -> dict[str, Any]:
         """The job's limits, drain and requeue, by Slurm and by the head."""
-        session, run = read_session(self._process.membership.session_dir), self._process.membership.run
+        session, run = read_session(self._process.place.session_dir), self._process.place.run
         status = self._process.gcs.call("status")
         return {
             **job_facts(session.slurm_job),

@@ -134,7 +134,7 @@ class ClusterQuery:
             one
             for node in self.nodes()
             for one in node.processes
-            if one.proc != self._process.me or self._process.membership.kind != ATTACHED
+            if one.proc != self._process.me or self._process.place.kind != ATTACHED
         ]
 
     def kernel_state(self, silent: Iterable[ProcessInfo]) -> dict[bytes, dict[str, Any]]:
@@ -159,7 +159,7 @@ class ClusterQuery:
     def _own_raylet_state(self, node: int) -> str:
         if node != self._process.node:
             return ""
-        pid = read_session(self._process.membership.session_dir).pid
+        pid = read_session(self._process.place.session_dir).pid
         return f"; the kernel says of pid {pid}: {show_kernel(describe_process(pid))}"
 
 
@@ -187,7 +187,7 @@ def stacks(diagnosis: ClusterQuery, only: Collection[int] | None = None, proc: b
     nodes = [node for node in diagnosis.nodes() if only is None or node.index in only]
     people = {one.proc: one for node in nodes for one in node.processes if proc in (b"", one.proc)}
     me = diagnosis._process.me
-    if diagnosis._process.membership.kind == ATTACHED:
+    if diagnosis._process.place.kind == ATTACHED:
         people.pop(me, None)
     answers = diagnosis.ask(people, "stack")
     kernel = diagnosis.kernel_state(one for proc, one in people.items() if proc not in answers)

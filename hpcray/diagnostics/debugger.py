@@ -263,7 +263,7 @@ class WorkerDebugger(pdb.Pdb):
 
     def _list(self, frame: FrameType) -> None:
         file, line = frame.f_code.co_filename, frame.f_lineno
-        worker, process, membership = current.worker, self._process, self._process.membership
+        worker, process, place = current.worker, self._process, self._process.place
         task = async_task.get() or process.local.task
         name = worker.running_name(task) if worker is not None and task is not None else ""
         actor = worker.actor.spec.actor.hex() if worker is not None and worker.actor is not None else ""
@@ -271,8 +271,8 @@ class WorkerDebugger(pdb.Pdb):
             "proctitle": f"ray::{name}" if name else threading.current_thread().name, "name": name,
             "pdb_address": f"{process.me.hex()}/{self.token}", "filename": file, "lineno": line,
             "traceback": self._error or "NoneType: None\n", "timestamp": time.time(),
-            "job_id": membership.job.job_id if membership.job is not None else "", "node": process.node,
-            "pid": os.getpid(), "node_id": membership.node_id, "worker_id": process.me.hex(), "actor_id": actor,
+            "job_id": place.job.job_id if place.job is not None else "", "node": process.node,
+            "pid": os.getpid(), "node_id": place.node_id, "worker_id": process.me.hex(), "actor_id": actor,
             "task_id": self._task.hex(),
         }  # fmt: skip
         self._listed = True

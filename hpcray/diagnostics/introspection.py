@@ -327,7 +327,7 @@ class Introspection:
             coroutines += [_named(row) for row in coroutine_stacks(loop)]
         return {
             "pid": os.getpid(),
-            "kind": self._process.membership.kind,
+            "kind": self._process.place.kind,
             "me": threading.get_ident(),
             "threads": thread_stacks(),
             "coroutines": coroutines,
@@ -420,7 +420,7 @@ class Introspection:
     def _job(self) -> dict[str, Any]:
         return {
             "id": self._job_id,
-            "driver": self._process.membership.is_driver,
+            "driver": self._process.place.is_driver,
             "command": " ".join(sys.orig_argv),
             "start": time.time() - perf_counter() + _START,
         }
@@ -431,7 +431,7 @@ class Introspection:
 
     @property
     def _job_id(self) -> str:
-        return self._process.membership.job.job_id if self._process.membership.job is not None else ""
+        return self._process.place.job.job_id if self._process.place.job is not None else ""
 
     def _open_tasks(self) -> Iterator[PendingTask]:
         """Every task of ours that has not returned, once."""

@@ -596,7 +596,7 @@ class SlowGetReport:
                     wait.due = now + 2 * (now - wait.since)
                     due.append(wait)
         # Only a driver reports: what it waits for leads to the tasks that wait for others.
-        if due and self._process.membership.kind != "worker":
+        if due and self._process.place.kind != "worker":
             self._start(due)
 
     def _start(self, due: list[_Wait] | None) -> None:

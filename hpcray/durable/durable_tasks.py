@@ -136,7 +136,7 @@ class DurableTasks(Extension):
     def __init__(self, process: Any) -> None:
         super().__init__(process)
         config = process.config
-        node = process.membership.node_id[:24]
+        node = process.place.node_id[:24]
         self.found = self.computed = 0
         self._found: dict[str, int] = {}
         self.io: ResultIo = ResultIo(
@@ -151,7 +151,7 @@ class DurableTasks(Extension):
         self._looked = time.monotonic()
         self._random = random.Random()
         self._owner = b""
-        if process.membership.kind == "worker":
+        if process.place.kind == "worker":
             process.exit_listeners.insert(0, lambda code: self.io.close())
 
     def on_message(self, source: bytes, message: Trouble) -> None:
@@ -166,7 +166,7 @@ class DurableTasks(Extension):
     def report(self, about: str, text: str) -> None:
         """Have the submitter of the task that runs here print a line (lock not held)."""
         task = self.process.local.task
-        if task is None or self.process.membership.kind != "worker":
+        if task is None or self.process.place.kind != "worker":
             self.tell(about, text)
             return
         if about not in self._told:
@@ -177,7 +177,7 @@ class DurableTasks(Extension):
 
     def _complain(self, why: str) -> None:
         text = f"durable results are off: {why}. The job goes on without them; hint: HPCRAY_DURABLE_DIR"
-        if self.process.membership.kind == "worker":
+        if self.process.place.kind == "worker":
             self.process.engine.call_soon(lambda: self._complain_to_owner(text))
         else:
             self.tell("off", text)
@@ -259,7 +259,7 @@ class DurableTasks(Extension):
             if store is None:
                 return None
             self._looked = time.monotonic()
-            if (limit := self.process.config.durable_size) and self.process.membership.kind != "worker":
+            if (limit := self.process.config.durable_size) and self.process.place.kind != "worker":
                 io.post(lambda store: store.shrink(limit))
         place = store.find(key)
         if place is None:

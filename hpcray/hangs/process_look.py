@@ -93,8 +93,8 @@ def look_at_process(process: CoreWorker, kernel: bool = False) -> ProcessLook:
     return ProcessLook(
         process.me,
         os.getpid(),
-        process.membership.kind,
-        process.membership.is_driver,
+        process.place.kind,
+        process.place.is_driver,
         process.task_counter,
         found.waits,
         found.calls,

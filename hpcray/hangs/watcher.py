@@ -384,7 +384,7 @@ class StillnessWatch:
         reason = [head, *(f"  {plain_line(line)}" for line in self._reason(look))]
         everything = _stack_lines(query)
         stays = bool(process.config.log_dir)
-        place = logs_directory(process.membership.session_dir)
+        place = logs_directory(process.place.session_dir)
         path = os.path.join(os.path.realpath(place), _FILE)  # where it stays, if it does
         text = "\n".join([*reason[:_MOST_LINES], *_keep_stacks(path, reason, everything, stays), ""])
         with process.engine.lock:
@@ -393,7 +393,7 @@ class StillnessWatch:
         speaker = threading.Thread(target=_say, args=(text,), name="hpcray-hangs-last", daemon=True)
         speaker.start()
         speaker.join(_FLUSH_TIME)  # another thread may hold the lock of the stream for ever
-        if process.membership.kind != ATTACHED:
+        if process.place.kind != ATTACHED:
             with process.engine.lock:
                 process.engine.send(raylet_of(process.node), m.Exit(code))
                 process.engine.flush()
@@ -480,9 +480,9 @@ def watch_for_hangs(process: CoreWorker) -> None:
 
 
 def _is_the_program(process: CoreWorker) -> bool:
-    job: Any = process.membership.job
-    if job is None or not process.membership.is_driver or job.job_id != _FIRST_JOB:
+    job: Any = process.place.job
+    if job is None or not process.place.is_driver or job.job_id != _FIRST_JOB:
         return False
-    if process.membership.kind != ATTACHED:
+    if process.place.kind != ATTACHED:
         return True
-    return read_session(process.membership.session_dir).pid in ancestors(os.getpid())
+    return read_session(process.place.session_dir).pid in ancestors(os.getpid())

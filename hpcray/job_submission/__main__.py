@@ -18,7 +18,7 @@ def main() -> int:
     init()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: ended.set())
-    print(f"ready for jobs: ray job submit --address {require_session().membership.session_dir} -- COMMAND", flush=True)
+    print(f"ready for jobs: ray job submit --address {require_session().place.session_dir} -- COMMAND", flush=True)
     ended.wait()
     shutdown()
     return 0

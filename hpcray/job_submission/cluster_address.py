@@ -46,7 +46,7 @@ def get_address_for_submission_client(address: str | None) -> str:
         ValueError: the address is not valid.
     """
     address = replaced_by_variables(address) or "auto"
-    own = current.process.membership.session_dir if current.process is not None and current.process.dead is None else ""
+    own = current.process.place.session_dir if current.process is not None and current.process.dead is None else ""
     if os.path.isabs(address):
         return _of_path(address, own)
     if address == "auto":
@@ -133,7 +133,7 @@ def _has_host(process: CoreWorker, host: str) -> bool:
     if not known.isdisjoint({host.lower(), *addresses_of(host)}):
         return True
     # A node says one of its addresses; whether this is another one, of another network, only its host knows.
-    head = next((row["NodeID"] for row in nodes if row["Index"] == process.membership.head), None)
+    head = next((row["NodeID"] for row in nodes if row["Index"] == process.place.head), None)
     if head is None:
         return False
     ask: RemoteFunction[..., bool] = RemoteFunction(is_this_host, TaskOptions({}))

@@ -503,7 +503,7 @@ def _place(process: CoreWorker, request: JobSubmitRequest) -> dict[str, Any]:
         return {"label_selector": request.entrypoint_label_selector}
     if request.has_place or os.environ.get(_ALLOW_ANY_NODE) == "1":
         return {}
-    head = next(row["NodeID"] for row in process.gcs.nodes() if row["Index"] == process.membership.head)
+    head = next(row["NodeID"] for row in process.gcs.nodes() if row["Index"] == process.place.head)
     return {"scheduling_strategy": NodeAffinitySchedulingStrategy(head, soft=False)}
 
 

@@ -191,7 +191,7 @@ class JobSupervisor:
                 _note(log, text)
                 self._fail(text, JobErrorType.RUNTIME_ENV_SETUP_FAILURE)
                 return
-            self._table.change(self._submission_id, JobStatus.RUNNING, driver_node_id=self._process.membership.node_id)
+            self._table.change(self._submission_id, JobStatus.RUNNING, driver_node_id=self._process.place.node_id)
             _note(log, f"Running entrypoint for job {self._submission_id}: {info.entrypoint}\n")
             environ = {**self._environ(info, working_dir, modules, paths), **variables}
             with self._lock:
@@ -207,7 +207,7 @@ class JobSupervisor:
     def _open_log(self) -> tuple[str, int]:
         """The path of the job's log, and its descriptor. Where it cannot be made, the job runs, and what it prints is
         lost."""
-        directory = logs_directory(self._process.membership.session_dir)
+        directory = logs_directory(self._process.place.session_dir)
         path = os.path.join(directory, JOB_LOGS_PATH_TEMPLATE.format(submission_id=self._submission_id))
         try:
             make_private_directory(directory)
@@ -236,12 +236,12 @@ class JobSupervisor:
         wanted: dict[str, Any] = {tool: self._runtime_env[tool] for tool in ("pip", "uv") if tool in self._runtime_env}
         seconds = (self._runtime_env.get("config") or {}).get("setup_timeout_seconds", DEFAULT_SETUP_TIMEOUT)
         limit = None if seconds == -1 else float(seconds)
-        return set_up_python(self._process.membership.session_dir, wanted, limit).variables if wanted else {}
+        return set_up_python(self._process.place.session_dir, wanted, limit).variables if wanted else {}
 
     def _unpacked(self) -> tuple[str, list[str], list[str]]:
         """Unpack the packages. Returns the working directory, "" for none, the modules, and their directories."""
         places = {
-            digest: unpack_package(self._process.membership.session_dir, digest, self._fetcher(digest))
+            digest: unpack_package(self._process.place.session_dir, digest, self._fetcher(digest))
             for digest in dict.fromkeys(digest for digests in self._packages.values() for digest in digests)
         }
         local = str(self._runtime_env.get("working_dir") or "").removeprefix("local://")
@@ -256,7 +256,7 @@ class JobSupervisor:
         """The environment of the entrypoint: that of the node, what the job's runtime_env changes, and the cluster."""
         environ, base = dict(os.environ), gpu_visibility_state()["base"]
         own = self._runtime_env.get("env_vars") or {}
-        job = self._process.membership.job
+        job = self._process.place.job
         for name in [*(dict(job.env) if job is not None else ()), OMP_NUM_THREADS]:
             if name not in own and name != RAY_LIBRARIES:  # of the first driver, or of this worker
                 environ.pop(name, None)
@@ -275,8 +275,8 @@ class JobSupervisor:
         return {
             **environ,
             JOB_CONFIG_VARIABLE: json.dumps(config),
-            "RAY_ADDRESS": self._process.membership.session_dir,
-            ADDRESS: self._process.membership.session_dir,
+            "RAY_ADDRESS": self._process.place.session_dir,
+            ADDRESS: self._process.place.session_dir,
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTHONUNBUFFERED": "1",
         }

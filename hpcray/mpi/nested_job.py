@@ -167,7 +167,7 @@ class RankHolder:
             call: a pickled `PickledCall`; b"" where the processes only hold the places of ranks.
         """
         assert current.process is not None
-        self._directory = Path(current.process.membership.session_dir) / f"mpi-{token}"
+        self._directory = Path(current.process.place.session_dir) / f"mpi-{token}"
         make_private_directory(str(self._directory), CLOSED, ancestors=True)
         if call:
             loaded: PickledCall = pickle.loads(call)

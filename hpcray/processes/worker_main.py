@@ -121,7 +121,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     sys.breakpointhook = _breakpoint
     report_lost_output = write_to_log_files(process, worker)
     process.exit_listeners.append(_leave)
-    for number in process.membership.run.signals:
+    for number in process.place.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
     process.start(worker.handlers, listener=listener)
     report_lost_output()

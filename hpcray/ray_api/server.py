@@ -239,7 +239,7 @@ def serving(process: CoreWorker, sock: socket.socket, place: ApiAddress, token: 
     """
     for name in ADDRESS_VARIABLES:
         os.environ.pop(name, None)  # they name this server, and would replace the cluster that it is for
-    session_dir = process.membership.session_dir
+    session_dir = process.place.session_dir
     with contextlib.closing(UploadedPackages(path_beside(session_dir, sock, "packages"))) as packages:
         api = RayApi(process, JobSubmissionClient(session_dir), packages, read_session(session_dir).session)
         config = uvicorn.Config(

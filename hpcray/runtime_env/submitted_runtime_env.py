@@ -100,7 +100,7 @@ class RuntimeEnvs(Extension):
     @property
     def _preloads(self) -> bool:
         """Return True if fork servers import modules ahead of workers: these may have read any variable."""
-        job = self.process.membership.job
+        job = self.process.place.job
         return bool(self.process.config.preload or (job is not None and job.preload))
 
     def merged(self, env: Mapping[str, Any] | None) -> Fields:
@@ -168,7 +168,7 @@ class RuntimeEnvs(Extension):
             self._here.add(package["hash"])
             ref: ObjectRef[Any] = ObjectRef(bytes.fromhex(package["object"]))
             fetch = lambda: bytes(self.process.reader.get([ref], None)[0])  # noqa: E731
-            unpack_package(self.process.membership.session_dir, package["hash"], fetch)
+            unpack_package(self.process.place.session_dir, package["hash"], fetch)
 
 
 def modify_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[str, str]) -> Mapping[str, Any] | None:
@@ -200,7 +200,7 @@ def merge_submitted_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[
 
 def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: Shape, detached: bool = False) -> Shape:
     """Add a runtime_env to the shape of a task or actor, as a variable that the worker's fork server reads."""
-    outlives = detached and process.membership.job is not None and bool(process.membership.job.ends_with)
+    outlives = detached and process.place.job is not None and bool(process.place.job.ends_with)
     if not env and not outlives and not RuntimeEnvs.of(process).job:
         return shape
     fields = RuntimeEnvs.of(process).merged(env)
@@ -216,7 +216,7 @@ def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: 
 
 def environment_of(process: CoreWorker, env: Mapping[str, Any] | None) -> RuntimeEnv:
     """Return the runtime_env of a task of this process as programs see it: packages by their content."""
-    job = process.membership.job
+    job = process.place.job
     variables = {**dict(job.env if job is not None else ()), **((env or {}).get("env_vars") or {})}
     return public_runtime_env(RuntimeEnvs.of(process).merged(env), variables)
 

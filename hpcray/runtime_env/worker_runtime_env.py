@@ -266,10 +266,10 @@ class WorkerRuntimeEnv:
             log_as(self.fields["logging_config"])
         try:
             if not self.problem:
-                late = self._unpacked_directory(worker.process.membership.session_dir) is None
+                late = self._unpacked_directory(worker.process.place.session_dir) is None
                 self._fetch_packages(worker)
                 if late:
-                    self._take_variables_of_python(worker.process.membership.session_dir)
+                    self._take_variables_of_python(worker.process.place.session_dir)
                 self.enter()
                 self._run_hook(worker)
         except _EnvFunctionError as error:
@@ -307,7 +307,7 @@ class WorkerRuntimeEnv:
                 raise PackageError(f"local://{entry['local']}: this directory must already exist on every node")
             return entry["local"]
         return unpack_package(
-            worker.process.membership.session_dir, entry["hash"], lambda: bytes(self._value(worker, entry["object"]))
+            worker.process.place.session_dir, entry["hash"], lambda: bytes(self._value(worker, entry["object"]))
         )
 
     def _value(self, worker: WorkerContext, object_id: str) -> Any:

@@ -93,7 +93,7 @@ class StateAggregator:
             NodeState(
                 node_id=row["NodeID"],
                 node_ip=row["NodeManagerAddress"],
-                is_head_node=row["Index"] == self._process.membership.head,
+                is_head_node=row["Index"] == self._process.place.head,
                 state="ALIVE" if row["Alive"] else "DEAD",
                 state_message=row["DeathReason"] or None,
                 node_name=row["NodeName"],
@@ -297,7 +297,7 @@ class StateAggregator:
 
     @property
     def _job_id(self) -> str:
-        return self._process.membership.job.job_id if self._process.membership.job is not None else ""
+        return self._process.place.job.job_id if self._process.place.job is not None else ""
 
     def _nodes(self) -> dict[int, ClusterRoster]:
         """The nodes with their processes, by index; queried once."""
@@ -309,8 +309,8 @@ class StateAggregator:
 
     def _people(self) -> list[ProcessInfo]:
         """Drivers and workers, without this process where it is attached only for the query."""
-        membership = self._process.membership
-        me = self._process.me if membership.kind == "attached" and not membership.is_driver else b""
+        place = self._process.place
+        me = self._process.me if place.kind == "attached" and not place.is_driver else b""
         nodes = self._nodes().values()
         return [one for node in nodes for one in node.processes if one.kind != "raylet" and one.proc != me]
 

@@ -61,10 +61,10 @@ def context_html(context: SessionContext) -> str:
     process = current.process
     rows: dict[str, object] = {"Python": context.python_version, "Ray": context.ray_version}
     if process is not None and not current.postponed:
-        rows["nodes"] = process.membership.cluster_size
-        rows["job"] = process.membership.job.job_id if process.membership.job is not None else ""
-        rows["namespace"] = process.membership.job.namespace if process.membership.job is not None else ""
-        rows["session"] = process.membership.session_dir
+        rows["nodes"] = process.place.cluster_size
+        rows["job"] = process.place.job.job_id if process.place.job is not None else ""
+        rows["namespace"] = process.place.job.namespace if process.place.job is not None else ""
+        rows["session"] = process.place.session_dir
         rows["dashboard"] = context.dashboard_url
     return table("hpcray", rows)
 

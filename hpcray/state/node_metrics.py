@@ -47,9 +47,9 @@ class _Last:
 
 def common_labels(process: CoreWorker) -> dict[str, str]:
     """The labels of every sample."""
-    membership = process.membership
-    job_id = membership.job.job_id if membership.job else ""
-    return {"NodeId": membership.node_id, "SessionName": f"session_{job_id}"}
+    place = process.place
+    job_id = place.job.job_id if place.job else ""
+    return {"NodeId": place.node_id, "SessionName": f"session_{job_id}"}
 
 
 def own_metrics(process: CoreWorker) -> list[MetricRow]:
@@ -245,9 +245,9 @@ def export_metrics(process: CoreWorker, directory: Path | None, interval: float)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    name = f"hpcray-{os.path.basename(process.membership.session_dir)}-{process.node}.prom"
+    name = f"hpcray-{os.path.basename(process.place.session_dir)}-{process.node}.prom"
     path = directory / name if directory is not None else None
-    place, labels = process.membership.session_dir, common_labels(process)
+    place, labels = process.place.session_dir, common_labels(process)
     endpoint = MetricsEndpoint(place, labels, lambda: None, partial(own_metrics, process))
     since_written, was_written, problem = interval, False, ""
     try:
@@ -277,8 +277,8 @@ def export_metrics(process: CoreWorker, directory: Path | None, interval: float)
 def _text(process: CoreWorker) -> str:
     """All metrics of the node: from the process that serves them, else the node's own."""
     with contextlib.suppress(OSError):
-        if os.path.exists(os.path.join(process.membership.session_dir, METRICS_SOCKET)):
-            return read_metrics(process.membership.session_dir)
+        if os.path.exists(os.path.join(process.place.session_dir, METRICS_SOCKET)):
+            return read_metrics(process.place.session_dir)
     return metrics_text(own_metrics(process), common_labels(process))[0]
 
 

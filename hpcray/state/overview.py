@@ -171,7 +171,7 @@ class JobOverview:
         now = time.time()
         known = {one.name: one for one in self._before.functions} if self._before is not None else {}
         elapsed = now - self._before.time if self._before is not None else 0.0
-        session = read_session(self._process.membership.session_dir)
+        session = read_session(self._process.place.session_dir)
         made = JobUse(
             now,
             time.monotonic() - began,

@@ -90,12 +90,12 @@ class _Registry:
                     for key, row in self._metrics.items()
                 ]
             try:
-                write_metrics(process.membership.session_dir, process.me.hex(), os.getpid(), rows)
+                write_metrics(process.place.session_dir, process.me.hex(), os.getpid(), rows)
             except OSError:
                 return  # the session has ended, or its disk is full: a metric is no reason to fail
         if process is not self._process:
             self._process, labels = process, common_labels(process)
-            place = process.membership.session_dir
+            place = process.place.session_dir
             self._endpoint = MetricsEndpoint(place, labels, self.write, partial(own_metrics, process))
             self._endpoint.try_to_serve()
 

@@ -60,7 +60,7 @@ class FileTransfer(Extension):
         self._has_announced = False
         self._removals = CallThread("file-transfer")  # a file system may be slow: the lock must not wait for it
         self._removals.start()
-        if self.process.membership.kind != "worker":
+        if self.process.place.kind != "worker":
             self._removals.put(lambda: value_files.enter(self._job, self.process.me))
 
     def outgoing_value(self, value: Any, transport: str, object_id: bytes) -> Any:
@@ -127,14 +127,14 @@ class FileTransfer(Extension):
 
     @property
     def _job(self) -> str:
-        job_id: str = self.process.membership.job.job_id
+        job_id: str = self.process.place.job.job_id
         return job_id
 
     def _announce(self) -> None:
-        membership = self.process.membership
-        if membership.kind == "worker" and not self._has_announced and membership.job and membership.job.driver:
+        place = self.process.place
+        if place.kind == "worker" and not self._has_announced and place.job and place.job.driver:
             self._has_announced = True
-            self.send(membership.job.driver, Owning())
+            self.send(place.job.driver, Owning())
             self.process.engine.flush()
 
     def _gone(self, object_id: bytes) -> None:

@@ -139,16 +139,16 @@ def names(number):
 
 threads = [loads(work) for work in (tasks, objects, actors, owners, names)]
 process = need_process()
-seen, before = process.membership.head, dict(rounds)
+seen, before = process.place.head, dict(rounds)
 print("head", seen, flush=True)
 moves = 0
 while moves < int(sys.argv[2]) and not over.is_set():
-    if process.membership.head != seen:
+    if process.place.head != seen:
         time.sleep(3.0)  # under the new one
         if set(rounds) == {"tasks", "objects", "actors", "owners", "names"} and all(
             rounds[name] > before.get(name, 0) for name in rounds
         ):
-            seen, before, moves = process.membership.head, dict(rounds), moves + 1
+            seen, before, moves = process.place.head, dict(rounds), moves + 1
             print("head", seen, flush=True)
     time.sleep(0.05)
 over.set()

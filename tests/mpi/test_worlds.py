@@ -39,7 +39,7 @@ def on_the_newest():
 cluster.scale(2, cpus=1, executor="local", wait=True)
 actor, there = on_the_newest()
 print("joined", len(ray.nodes()), there)
-session = read_session(need_process().membership.session_dir).session
+session = read_session(need_process().place.session_dir).session
 (head,) = [info for info in live_sessions() if info.session == session and info.node == 0]
 os.kill(head.pid, signal.SIGKILL)
 while ray.nodes()[0]["Alive"]:
@@ -73,7 +73,7 @@ from hpcray.runtime.node.join_token import request_join_token
 from hpcray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
 ray.init(num_cpus=1)
-place = need_process().membership.session_dir
+place = need_process().place.session_dir
 write_private_file("token", request_join_token(place))
 line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "2", "--cpus-per-node", "1", "--join", "token"]
 worlds = [subprocess.Popen(line) for _ in range(2)]

@@ -471,7 +471,7 @@ def test_the_end_of_a_driver_ends_the_loops_of_actors_that_outlive_it(tmp_path: 
     ray.get(actor.called.remote())
     from hpcray.runtime.core_worker.core_worker import current
 
-    done = run_script(script, current.process.membership.session_dir)
+    done = run_script(script, current.process.place.session_dir)
     assert done.returncode == -signal.SIGKILL, done.stderr
     with InputNode() as inp:
         graph = actor.add.bind(inp).experimental_compile()

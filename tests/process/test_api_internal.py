@@ -306,7 +306,7 @@ def test_the_memory_command_prints_objects_and_holders():
 
 def test_the_memory_command_prints_text_and_json():
     ref = ray.put(np.ones(N))
-    where = process().session_dir
+    where = process().place.session_dir
     command = [sys.executable, "-m", "hpcray.cli", "memory", "--address", where]
     plain = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
     assert ref.hex() in plain

@@ -30,7 +30,7 @@ def address(array: np.ndarray) -> int:
 
 
 def in_store(start: int) -> bool:
-    arena = process().arena
+    arena = process().stores.arena
     return arena.address <= start < arena.address + arena.size
 
 

@@ -34,7 +34,7 @@ def alive() -> list[dict[str, Any]]:
 
 
 def status() -> str:
-    line = [sys.executable, "-m", "hpcray.cli", "status", "--job", need_process().membership.session_dir]
+    line = [sys.executable, "-m", "hpcray.cli", "status", "--job", need_process().place.session_dir]
     return subprocess.run(line, capture_output=True, text=True, timeout=60).stdout
 
 

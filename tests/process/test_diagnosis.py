@@ -233,7 +233,7 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     environ.pop("HPCRAY_ADDRESS", None)
     return subprocess.run(
-        [sys.executable, "-m", "hpcray.cli", *args, "--address", need_process().membership.session_dir],
+        [sys.executable, "-m", "hpcray.cli", *args, "--address", need_process().place.session_dir],
         env=environ, capture_output=True, text=True, timeout=PATIENCE, check=False,
     )  # fmt: skip
 

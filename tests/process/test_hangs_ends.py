@@ -110,7 +110,7 @@ def test_next_after_the_end_of_the_raylet(tmp_path):
         "from hpcray.platform.session_directory import read_session\n"
         "from hpcray.runtime.core_worker.core_worker import current\n"
         "ray.init(num_cpus=1)\n"
-        "os.kill(read_session(current.process.membership.session_dir).pid, signal.SIGKILL)\n"
+        "os.kill(read_session(current.process.place.session_dir).pid, signal.SIGKILL)\n"
         "while current.process.dead is None:\n"
         "    time.sleep(0.01)\n"
         "@ray.remote(num_returns='streaming')\n"

@@ -45,9 +45,9 @@ echo = Echo.options(name="echo", lifetime="detached").remote()
 given = ray.put(np.ones(1 << 17))
 for number in range(MOVES):
     refs = [add.remote(count, given) for count in range(30)]
-    old = process.membership.head
+    old = process.place.head
     os.kill(pids[old], signal.SIGKILL if number % 2 else signal.SIGTERM)
-    while process.membership.head == old:
+    while process.place.head == old:
         time.sleep(0.02)
     assert sum(ray.get(refs)) == sum(range(1, 31))
     assert ray.get(ray.get_actor("echo").say.remote(number)) == number

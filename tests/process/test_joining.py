@@ -48,7 +48,7 @@ def token(tmp_path: Path, leak_check: object) -> Iterator[Path]:
     """The join token of a running job of one node."""
     path = tmp_path / "token"
     with ray.init("local", num_cpus=1, object_store_memory=64 << 20, node_timeout=2.0):
-        write_private_file(str(path), request_join_token(need_process().membership.session_dir))
+        write_private_file(str(path), request_join_token(need_process().place.session_dir))
         yield path
 
 
@@ -131,7 +131,7 @@ def test_an_actor_with_a_checkpoint_moves_with_its_state(
     monkeypatch.setenv("HPCRAY_CHECKPOINT_DIR", str(tmp_path / "saved"))
     path, counts, over = tmp_path / "token", [], threading.Event()
     with ray.init("local", num_cpus=1, object_store_memory=64 << 20):
-        write_private_file(str(path), request_join_token(need_process().membership.session_dir))
+        write_private_file(str(path), request_join_token(need_process().place.session_dir))
         with joined(path) as process:
             actor = Saved.options(name="counter").remote()
 
@@ -343,7 +343,7 @@ def test_the_death_of_a_joined_node_is_noticed_and_its_work_done_on_the_next(tok
 def test_a_joined_node_ends_with_the_job(tmp_path: Path, leak_check: object) -> None:
     path = tmp_path / "token"
     with ray.init("local", num_cpus=1):
-        write_private_file(str(path), request_join_token(need_process().membership.session_dir))
+        write_private_file(str(path), request_join_token(need_process().place.session_dir))
         there_before = alive()
         line = [sys.executable, "-m", "hpcray", "--num-cpus", "1", "--join", str(path)]
         process = subprocess.Popen(line)
@@ -372,7 +372,7 @@ def test_a_node_that_loses_the_head_between_its_number_and_the_table_ends(tmp_pa
     path = tmp_path / "token"
     (tmp_path / "stops.py").write_text(STOPS_THE_HEAD)
     with ray.init("local", num_cpus=1, node_timeout=2.0, head_timeout=2.0):
-        place = need_process().membership.session_dir
+        place = need_process().place.session_dir
         write_private_file(str(path), request_join_token(place))
         session = read_session(place).session
         (head,) = [info.pid for info in live_sessions() if info.session == session]
@@ -467,7 +467,7 @@ def test_a_program_adds_nodes_and_removes_them(leak_check: object) -> None:
 def test_a_node_outlives_the_command_that_has_added_it(leak_check: object) -> None:
     with ray.init("local", num_cpus=0):
         line = [sys.executable, "-m", "hpcray.cli", "nodes", "add", "--executor", "local", "--wait"]
-        line += ["--cpus-per-node", "1", "--job", need_process().membership.session_dir]
+        line += ["--cpus-per-node", "1", "--job", need_process().place.session_dir]
         done = subprocess.run(line, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         time.sleep(0.5)  # within which a node has looked several times whether its starter is there
@@ -519,7 +519,7 @@ def test_the_end_of_the_job_cancels_the_batch_jobs_of_nodes_that_have_not_come(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("HPCRAY_JOBS", str(tmp_path / "jobs"))
     with ray.init("local", num_cpus=1):
-        name = f"hpcray-added-{read_session(need_process().membership.session_dir).session}"
+        name = f"hpcray-added-{read_session(need_process().place.session_dir).session}"
         assert cluster.scale(2, cpus=1, executor="slurm") == ["77"]
         (token,) = tmp_path.rglob("*.join-token")
         assert f"#SBATCH --job-name={name}\n" in (tmp_path / "script").read_text()

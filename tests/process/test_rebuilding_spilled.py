@@ -22,7 +22,7 @@ MB4 = (4 << 20) // 8
 def destroy_spill_files() -> int:
     """Cut every file without a name that our raylet has open to nothing; how many there were."""
     assert current.process is not None
-    (raylet,) = (info.pid for info in live_sessions() if info.path == current.process.membership.session_dir)
+    (raylet,) = (info.pid for info in live_sessions() if info.path == current.process.place.session_dir)
     count = 0
     for fd in Path(f"/proc/{raylet}/fd").iterdir():
         with contextlib.suppress(OSError):

@@ -649,7 +649,7 @@ def test_the_cleanup_after_a_step_removes_nothing_below_a_directory_of_another_u
 def test_metrics_are_written_again_when_a_full_disk_has_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = SimpleNamespace(dead=None, membership=SimpleNamespace(session_dir=str(tmp_path / "gone")), node=0)
+    process = SimpleNamespace(dead=None, place=SimpleNamespace(session_dir=str(tmp_path / "gone")), node=0)
     answers = [None, errno.ENOSPC, errno.ENOSPC, None]
     written = []
 

@@ -26,17 +26,17 @@ class Echo:
     def say(self, word):
         return word
 
-echo, given, old = Echo.remote(), ray.put(np.ones(1 << 18)), process.membership.head
+echo, given, old = Echo.remote(), ray.put(np.ones(1 << 18)), process.place.head
 assert ray.get(echo.say.remote(1)) == 1
 print("head", old, flush=True)
 refs, count = [], 0
-while process.membership.head == old or count < 50:
+while process.place.head == old or count < 50:
     refs.append(add.remote(count, given))
     count += 1
     time.sleep(0.05)
 assert sum(ray.get(refs)) == sum(range(1, count + 1))
 assert ray.get(echo.say.remote(2)) == 2
-print("moved", process.membership.head != old, flush=True)
+print("moved", process.place.head != old, flush=True)
 """
 
 

@@ -112,7 +112,7 @@ show(first=paths())
 cpus = int(min(row["Resources"]["CPU"] for row in ray.nodes()))
 show(mpi=ray.mpi.run(where, 2 * cpus, timeout=60), cpus=cpus)
 cluster.scale(1, sbatch={"nodelist": "n4"}, wait=True)
-session = need_process().membership.session_dir
+session = need_process().place.session_dir
 path = join_token_path(os.path.basename(session))
 write_join_token(path, request_join_token(session))
 show(token=path)

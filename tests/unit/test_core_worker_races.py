@@ -183,7 +183,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0, max_nodes=0, record="")
     died: list[bytes] = []
     process: Any = SimpleNamespace(
-        engine=engine, table=table, me=ME, node=1, membership=SimpleNamespace(cluster_size=1), config=config,
+        engine=engine, table=table, me=ME, node=1, place=SimpleNamespace(cluster_size=1), config=config,
         executor=SimpleNamespace(process_died=died.append),
         gcs=SimpleNamespace(process_died=lambda proc: None),
         extensions=SimpleNamespace(process_died=lambda proc: None),

@@ -98,7 +98,7 @@ class FakeProcess:
 
     node = 0
     me = make_proc(0, 9)
-    membership = SimpleNamespace(head=0, kind="attached")
+    place = SimpleNamespace(head=0, kind="attached")
     dead = None
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ def test_a_job_runs_though_its_log_cannot_be_written(tmp_path: Path, caplog: pyt
     """The directory of logs is full, or a cleaner has removed it and something else has its name."""
     (tmp_path / "logs").write_text("no directory")
     supervisor = JobSupervisor.__new__(JobSupervisor)
-    supervisor._process = SimpleNamespace(membership=SimpleNamespace(session_dir=str(tmp_path)))  # type: ignore[assignment]
+    supervisor._process = SimpleNamespace(place=SimpleNamespace(session_dir=str(tmp_path)))  # type: ignore[assignment]
     supervisor._submission_id = "job_1"
     path, fd = supervisor._open_log()
     assert "job job_1: what it prints is lost: " in caplog.text

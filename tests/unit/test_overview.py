@@ -40,7 +40,7 @@ class FakeProcess:
     """A process whose job has two nodes, of which the second may say nothing."""
 
     node = 0
-    membership = SimpleNamespace(session_dir="/s")
+    place = SimpleNamespace(session_dir="/s")
 
     def __init__(self) -> None:
         self.gcs = self

@@ -261,7 +261,7 @@ class ClientOfGcs:
     """
 
     def __init__(self, address: str = "", cluster_id: Any = None) -> None:
-        self.address = require_session().membership.session_dir
+        self.address = require_session().place.session_dir
 
     def report_cluster_config(self, serialized_cluster_config: bytes) -> None:
         """Make a `ClusterConfig` known to the job."""
@@ -272,7 +272,7 @@ class ClientOfGcs:
     def get_all_node_info(self, timeout: Any = None) -> dict[NodeID, GcsNodeInfo]:
         """Return all nodes, dead ones too."""
         process = require_session()
-        return {NodeID.from_hex(row["NodeID"]): _node_info(row, process.membership.head) for row in process.gcs.nodes()}
+        return {NodeID.from_hex(row["NodeID"]): _node_info(row, process.place.head) for row in process.gcs.nodes()}
 
     def get_draining_nodes(self, timeout: Any = None) -> dict[str, int]:
         """Return the draining nodes, as `ray._private.state.state.get_draining_nodes`."""

@@ -215,7 +215,7 @@ class _CoreWorker:
         return JobID.from_hex(get_runtime_context().get_job_id())
 
     def get_current_node_id(self) -> NodeID:
-        return NodeID.from_hex(require_session().membership.node_id)
+        return NodeID.from_hex(require_session().place.node_id)
 
     def get_all_reference_counts(self) -> dict[bytes, dict[str, int]]:
         """Return how many refs the program holds ("local"), and its unfinished tasks mention ("submitted"), by object
@@ -301,16 +301,16 @@ class _GlobalNode:
         self._process = process
         self.node_ip_address = node_ip_address()
         self.raylet_ip_address = self.node_ip_address
-        self.unique_id = self.node_id = process.membership.node_id
-        self.gcs_address = self.address = process.membership.session_dir
+        self.unique_id = self.node_id = process.place.node_id
+        self.gcs_address = self.address = process.place.session_dir
         self.session_name = get_runtime_context().get_session_name()
 
     def get_session_dir_path(self) -> str:
-        return self._process.membership.session_dir
+        return self._process.place.session_dir
 
     def get_logs_dir_path(self) -> str:
         """Return the directory of this node's log files, which exists."""
-        path = logs_directory(self._process.membership.session_dir)
+        path = logs_directory(self._process.place.session_dir)
         make_private_directory(path)
         return path
 
@@ -331,10 +331,10 @@ class _GlobalNode:
 
     def get_temp_dir_path(self) -> str:
         """Return the parent directory of the session directory."""
-        return os.path.dirname(self._process.membership.session_dir.rstrip("/"))
+        return os.path.dirname(self._process.place.session_dir.rstrip("/"))
 
     def is_head(self) -> bool:
-        return self._process.node == self._process.membership.head
+        return self._process.node == self._process.place.head
 
     @property
     def address_info(self) -> dict[str, Any]:
@@ -342,9 +342,9 @@ class _GlobalNode:
         return {
             "node_ip_address": self.node_ip_address,
             "node_id": self.node_id,
-            "session_dir": self._process.membership.session_dir,
-            "address": self._process.membership.session_dir,
-            "gcs_address": self._process.membership.session_dir,
+            "session_dir": self._process.place.session_dir,
+            "address": self._process.place.session_dir,
+            "gcs_address": self._process.place.session_dir,
         }
 
 
@@ -411,7 +411,7 @@ class Worker:
 
     @property
     def current_node_id(self) -> NodeID:
-        return NodeID.from_hex(self._process.membership.node_id)
+        return NodeID.from_hex(self._process.place.node_id)
 
     @property
     def current_task_id(self) -> TaskID:

@@ -474,7 +474,8 @@ class LocalLeaseManager:
         return out
 
     def _proc_leaving(self, now: float, src: bytes, msg: m.ProcLeaving) -> list[Effect]:
-        self._procs[src] = (*self._procs.get(src, ("", now, ""))[:2], msg.reason)
+        if src in self._procs:
+            self._procs[src] = (*self._procs[src][:2], msg.reason)
         worker = self.pool.workers.get(src)
         if worker is not None and worker.allocation is not None:
             worker.allocation.exit_reason = msg.reason or "it ended on purpose"

@@ -187,15 +187,15 @@ class ThreadState(threading.local):
     loading: Sequence[bytes] | None = None
 
 
-class Membership(msgspec.Struct, eq=False):
+class ProcessPlace(msgspec.Struct, eq=False):
     """The job that this process belongs to, and its place in it."""
 
     kind: str
     """"driver", "attached" or "worker"."""
     session_dir: str
-    """Of this node."""
+    """Directory of the session on this node."""
     node_id: str
-    """Of this node, as in `ray.nodes()`."""
+    """Id of this node, as in `ray.nodes()`."""
     host: str
     """Name of this node's host."""
     head: int
@@ -203,14 +203,14 @@ class Membership(msgspec.Struct, eq=False):
     cluster_size: int
     """Number of nodes that have belonged to the job."""
     run: RunInfo
-    """What the head knows about this run of the job."""
+    """This run of the job, as the head knows it."""
     job: JobInfo | None
-    """What the driver has set for all workers; None before that."""
+    """Settings of the driver for all workers; None before it has sent them."""
     is_driver: bool = False
-    """Whether a program has begun in this process."""
+    """True once a program has begun in this process."""
 
 
-class ValueReader(Protocol):
+class RefReader(Protocol):
     """The part of `ObjectReader` that other parts use."""
 
     def get(self, refs: Sequence[Any], timeout: float | None) -> list[Any]:
@@ -253,13 +253,13 @@ class CoreWorkerContext(Protocol):
     table: ObjectTable
     local: ThreadState
     dead: str | None
-    membership: Membership
+    place: ProcessPlace
     task_counter: int
     handlers: BoundHandlers
     extensions: Extensions
 
     @property
-    def reader(self) -> ValueReader:
+    def reader(self) -> RefReader:
         """Turns refs into values."""
 
     @property

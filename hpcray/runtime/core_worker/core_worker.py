@@ -31,7 +31,7 @@ from hpcray.runtime.core_worker.context import (
     CurrentProcess,
     Handler,
     HandlerTable,
-    Membership,
+    ProcessPlace,
     ThreadState,
     require_context,
 )
@@ -168,8 +168,8 @@ class CoreWorker:
         self.extensions: Extensions = Extensions(self, features, config.extensions)
         self.table, self.recorder = _make_table(me, engine, self._lost_blob, config, features)
         self.local = ThreadState()
-        place = welcome.node_id, welcome.host, welcome.head, welcome.cluster_size
-        self.membership = Membership(kind, session_dir, *place, welcome.run, welcome.job)
+        node = welcome.node_id, welcome.host, welcome.head, welcome.cluster_size
+        self.place = ProcessPlace(kind, session_dir, *node, welcome.run, welcome.job)
         view_tensors(config.enable_zero_copy_torch_tensors)
         if features.transport_memory is not None:
             use_transfer_memory(partial(features.transport_memory, self))
@@ -376,7 +376,7 @@ class CoreWorker:
 
     def set_job(self, job: m.JobInfo) -> None:
         """Send the cluster what this driver's tasks need (its sys.path, …)."""
-        self.membership.job = job
+        self.place.job = job
         with self.engine.lock:
             self.engine.send(raylet_of(self.node), m.SetJob(job))
             self.engine.flush()
@@ -435,7 +435,7 @@ class CoreWorker:
         self.table.process_died(proc, reason)
 
     def _head_moved(self, msg: m.HeadMoved) -> None:
-        self.membership.head = msg.node
+        self.place.head = msg.node
         self.gcs.head_moved()
         self.placement_groups.head_moved()
         self.submitter.actors.head_moved()
@@ -463,7 +463,7 @@ class CoreWorker:
 
     def _cluster_grew(self, msg: m.ClusterGrew) -> None:
         """Nodes have joined the job (lock held)."""
-        self.membership.cluster_size = msg.cluster_size
+        self.place.cluster_size = msg.cluster_size
         self.engine.add_neighbors(msg.neighbors)
         self.stores.neighbors.add(msg.neighbors)
         self.table.pins.add_neighbors(sorted(msg.neighbors))
@@ -499,7 +499,7 @@ class CoreWorker:
         with self.engine.lock:
             # Idle workers that we hold would be killed as if they worked for us, before they have written their rest.
             self.submitter.leases.return_idle()
-            if self.membership.kind in (m.DRIVER, m.ATTACHED) and not self.dead:
+            if self.place.kind in (m.DRIVER, m.ATTACHED) and not self.dead:
                 self.engine.send(raylet_of(self.node), m.ProcLeaving(f"{m.USER_EXIT} Shutdown by ray.shutdown()."))
             self.engine.flush()
             self.dead = self.dead or "hpcray.shutdown() was called"

@@ -90,7 +90,7 @@ class DrainClient:
 
     def wait_for_checkpoints(self) -> None:
         """Before the program ends while the job drains: let callbacks end, and actors write their checkpoints."""
-        if not self.reason or self._context.membership.kind == "worker":
+        if not self.reason or self._context.place.kind == "worker":
             return
         self._wait(self._ready)
         self._wait(self._over)
@@ -130,7 +130,7 @@ class DrainClient:
 
     def _send_ready(self) -> None:
         context = self._context
-        if context.membership.kind != "worker":
+        if context.place.kind != "worker":
             context.engine.send(HEAD, m.DrainReady(self.takes_part or bool(self._called)))
             context.engine.flush()
 
@@ -218,7 +218,7 @@ class DrainAdmission:
 
     def limit(self, shape: TimedShape) -> None:
         """Tasks of this shape are started only while there is time for them."""
-        drain_at = self._context.membership.run.drain_at
+        drain_at = self._context.place.run.drain_at
         scheduling_class = self._leases.scheduling_class(shape)
         if not drain_at or scheduling_class in self._limited:
             return

@@ -321,9 +321,9 @@ def forward_to_raylet(process: CoreWorker) -> None:
     """Pass the signals that begin a drain to the raylet, and report at SIGUSR2, if the program has left them at their
     default."""
     _report_on_signal(process)
-    if not process.membership.run.signals or threading.current_thread() is not threading.main_thread():
+    if not process.place.run.signals or threading.current_thread() is not threading.main_thread():
         return
-    forward_signals(read_session(process.membership.session_dir).pid, process.membership.run.signals)
+    forward_signals(read_session(process.place.session_dir).pid, process.place.run.signals)
 
 
 def _report_on_signal(process: CoreWorker) -> None:
@@ -335,7 +335,7 @@ def _report_on_signal(process: CoreWorker) -> None:
     def report(signum: int, frame: FrameType | None) -> None:
         process.diagnostics.report_waits()
 
-    if signal.SIGUSR2 not in process.membership.run.signals and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+    if signal.SIGUSR2 not in process.place.run.signals and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
         signal.signal(signal.SIGUSR2, report)
 
 
@@ -346,7 +346,7 @@ def exit_at_drain_deadline(process: CoreWorker) -> None:
         if process.drain_client.reason and process.dead is None:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(process.membership.run.exit_code)
+            os._exit(process.place.run.exit_code)
 
     def on_begin() -> None:
         handler = signal.getsignal(signal.SIGTERM)

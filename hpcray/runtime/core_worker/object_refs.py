@@ -163,7 +163,7 @@ class ObjectRef(Generic[T_co]):
 
     def job_id(self) -> JobID:
         """Id of the job that it belongs to."""
-        job = current.process.membership.job if current.process is not None else None
+        job = current.process.place.job if current.process is not None else None
         return JobID(bytes.fromhex(job.job_id) if job is not None else b"")
 
     @classmethod
@@ -210,7 +210,7 @@ class ObjectRef(Generic[T_co]):
         noted = note_ref(self)
         if process is None:
             return arrived_ref, (self._id,)
-        mortal = process.membership.kind == "worker"
+        mortal = process.place.kind == "worker"
         room = 0 if not noted or (mortal and noted > _VALUES_OF_WORKERS) else min(_VALUE_ROOM, _VALUES_ROOM // noted)
         hint = process.table.known_locations(self._id, room, mortal)
         if not noted:

@@ -57,7 +57,7 @@ class TaskSubmitter:
         self._engine = context.engine
         self._table = context.table
         send = context.engine.send
-        prefetcher = ArgumentPrefetcher(self._table.entries, send) if context.membership.cluster_size > 1 else None
+        prefetcher = ArgumentPrefetcher(self._table.entries, send) if context.place.cluster_size > 1 else None
         packed = None if context.config.record else self._table.packed  # a record has every task
         self.leases = LeaseManager(context.me, send, self._push, context.config.idle_lease_timeout, prefetcher, packed)
         if context.config.max_nodes:
@@ -66,7 +66,7 @@ class TaskSubmitter:
         self.retries = TaskRetries(context, self, self.leases, self.crash_retries)
         self.generator_streams = GeneratorStreams(context, self.retries)
         self.locality = LocalityLeasePolicy(
-            self.leases, self._table.entries, context.node, context.membership.cluster_size, places
+            self.leases, self._table.entries, context.node, context.place.cluster_size, places
         )
         self.actors = ActorSubmitter(context, gcs, self, self.generator_streams)
         self.cancellation = TaskCancellation(context, self.leases, self.actors, self.retries, self.fail_cancelled)

@@ -49,7 +49,7 @@ class ActorDrain:
         hook = getattr(type(actor.instance), RESTORE, None)
         if hook is None or not actor.spec.name:
             return
-        found = checkpoints.latest(self._worker.process.membership.run.checkpoints, self._directory(actor))
+        found = checkpoints.latest(self._worker.process.place.run.checkpoints, self._directory(actor))
         if found is not None:
             _run(actor, lambda: hook(actor.instance, found))
 
@@ -108,7 +108,7 @@ class ActorDrain:
                 traceback.print_exc()
 
     def _directory(self, actor: ActorContext) -> str:
-        job = self._worker.process.membership.job
+        job = self._worker.process.place.job
         own = actor.spec.namespace if job is None or actor.spec.namespace != job.namespace else ""
         return checkpoints.directory_name(actor.spec.name, own)
 
@@ -118,7 +118,7 @@ class ActorDrain:
         self._saved = True
         actor.refuse_calls(_leave_unanswered if self._moves else self._refuse)
         path = error = ""
-        root = self._worker.process.membership.run.checkpoints
+        root = self._worker.process.place.run.checkpoints
         if not actor.spec.name:
             error = "it has no name, so no later run could find it; hint: .options(name=...)"
         elif not root:

@@ -269,8 +269,8 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> Callable[[]
     Returns:
         A function that reports to the raylet that they cannot be written; for when the worker has started.
     """
-    directory = logs_directory(process.membership.session_dir)
-    job = process.membership.job.job_id if process.membership.job is not None else FIRST_JOB
+    directory = logs_directory(process.place.session_dir)
+    job = process.place.job.job_id if process.place.job is not None else FIRST_JOB
     name = worker_log_name(process.me, job, os.getpid())
     path = os.path.join(directory, name)
 
@@ -281,7 +281,7 @@ def write_to_log_files(process: CoreWorker, worker: TaskExecutor) -> Callable[[]
             name = f"{LOG_PREFIX_ACTOR_NAME}{plain(worker.actor.shown_name)}\n"
         else:
             name = f"{LOG_PREFIX_TASK_NAME}{plain(worker.running_name(task))}\n" if task is not None else ""
-        if task is not None and process.membership.job is not None and process.membership.job.names_tasks:
+        if task is not None and process.place.job is not None and process.place.job.names_tasks:
             name += f"{LOG_PREFIX_TASK_ID}{task.task.hex()}\n"
         return name, run
 
@@ -360,9 +360,9 @@ def log_context() -> dict[str, Any]:
     if process is None:
         return {}
     known: dict[str, Any] = {
-        "job_id": process.membership.job.job_id if process.membership.job is not None else "",
+        "job_id": process.place.job.job_id if process.place.job is not None else "",
         "worker_id": process.me.hex(),
-        "node_id": process.membership.node_id,
+        "node_id": process.place.node_id,
     }
     worker = current.worker
     if worker is None:

@@ -257,9 +257,9 @@ class TaskExecutor:
         self._interruptible = False
         self._children_from = 0
         self._loans = ResourceLoans(self.engine, self._raylet)
-        process.membership.job = environment.job or process.membership.job
-        if process.membership.job is not None:
-            self.apply_job(process.membership.job)
+        process.place.job = environment.job or process.place.job
+        if process.place.job is not None:
+            self.apply_job(process.place.job)
 
     @property
     def _raylet(self) -> bytes:
@@ -402,7 +402,7 @@ class TaskExecutor:
 
     def apply_job(self, job: m.JobInfo) -> None:
         """Take over the driver's working directory, import path and environment."""
-        self.process.membership.job = job
+        self.process.place.job = job
         for path in map(PathRelocation.of(os.environ).copy, reversed(job.sys_path)):
             if path not in sys.path:
                 sys.path.insert(0, path)

@@ -364,7 +364,7 @@ def set_up() -> None:
     if not isinstance(trace.get_tracer_provider(), TracerProvider):  # it can be set once in a process
         here: dict[str, str | int] = {"host.name": socket.gethostname(), "process.pid": os.getpid()}
         here["service.instance.id"] = process.me.hex()
-        here["hpcray.session"] = os.path.basename(process.membership.session_dir)
+        here["hpcray.session"] = os.path.basename(process.place.session_dir)
         if not os.environ.get("OTEL_SERVICE_NAME"):
             here["service.name"] = "hpcray"
         trace.set_tracer_provider(TracerProvider(resource=Resource.create(here)))
