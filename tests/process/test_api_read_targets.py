@@ -135,7 +135,7 @@ def test_targets_that_are_gone_and_errors() -> None:
         ray.get(failed)
     slow = ray.remote(lambda: threading.Event().wait(30)).remote()
     experimental.set_target_for_ref(slow, mine)
-    with pytest.raises(exceptions.GetTimeoutError, match=r"1 of 2 values were read in 0\.2 s"):
+    with pytest.raises(exceptions.GetTimeoutError, match="one object is not available"):
         ray.get([ref, slow], timeout=0.2)
     ray.cancel(slow, force=True)
 
