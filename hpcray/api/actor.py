@@ -365,7 +365,7 @@ class ActorClass(Generic[T]):
         """
         process = require_session()
         options, cls = self._options, self.__ray_actor_class__
-        namespace = options.namespace or (process.place.job.namespace if process.place.job else "")
+        namespace = options.namespace or process.place.namespace
         if options.get_if_exists:
             try:
                 return get_actor(options.name, namespace)
@@ -503,7 +503,7 @@ def get_actor(name: str, namespace: str | None = None) -> ActorHandle:
     with process.engine.lock:
         process.drain()  # an actor of this name may end with a handle that was just dropped
     check_namespace(namespace)
-    space = namespace or (process.place.job.namespace if process.place.job else "")
+    space = namespace or process.place.namespace
     try:
         found = process.gcs.call("named_actor", name, space)
     except ValueError:
@@ -527,7 +527,7 @@ def list_named_actors(all_namespaces: bool = False) -> list[Any]:
         The names, or with `all_namespaces` rows `{"name": ..., "namespace": ...}`.
     """
     process = require_session()
-    namespace = process.place.job.namespace if process.place.job else ""
+    namespace = process.place.namespace
     rows: list[dict[str, str]] = process.gcs.call("list_named_actors", all_namespaces, namespace)
     return rows if all_namespaces else [row["name"] for row in rows]
 

@@ -167,7 +167,7 @@ def placement_group(
     process = require_session()
     with process.engine.lock:
         ident = PlacementGroupID(process.next_task_id())
-    namespace = process.place.job.namespace if process.place.job else ""
+    namespace = process.place.namespace
     spec = m.GroupSpec(
         bytes(ident), units, strategy, name or "", namespace, _owner(process, lifetime), selectors,
         _soft_target_node_id or "", same,
@@ -216,9 +216,8 @@ def get_placement_group(placement_group_name: str) -> PlacementGroup:
     if not placement_group_name:
         raise ValueError("Please supply a non-empty value to get_placement_group")
     process = require_session()
-    job = process.place.job
     try:
-        row = process.gcs.call("placement_group", b"", placement_group_name, job.namespace if job else "")
+        row = process.gcs.call("placement_group", b"", placement_group_name, process.place.namespace)
     except ValueError:
         raise ValueError(f"Failed to look up placement group with name: {placement_group_name}") from None
     return PlacementGroup(PlacementGroupID(row["group"]), row["bundles"])

@@ -364,9 +364,8 @@ def show_argument(content: bytes) -> str:
         return repr(rest)
     if tag in (b"%", b"="):
         with contextlib.suppress(ValueError, EOFError, TypeError):
-            return repr(
-                marshal.loads(content[1 if tag == b"%" else 5 :])
-            )  # of a record whose check was right, in a directory of this user's
+            # Of a record whose check was right, in a directory of this user's.
+            return repr(marshal.loads(content[1 if tag == b"%" else 5 :]))
     if tag == b"@":
         return f"the result {content[2:10].hex()}" if content[1:2] == b"K" else f"a value {content[2:10].hex()}"
     return f"#{content[1:9].hex()}"

@@ -271,7 +271,7 @@ class WorkerDebugger(pdb.Pdb):
             "proctitle": f"ray::{name}" if name else threading.current_thread().name, "name": name,
             "pdb_address": f"{process.me.hex()}/{self.token}", "filename": file, "lineno": line,
             "traceback": self._error or "NoneType: None\n", "timestamp": time.time(),
-            "job_id": place.job.job_id if place.job is not None else "", "node": process.node,
+            "job_id": place.job_id, "node": process.node,
             "pid": os.getpid(), "node_id": place.node_id, "worker_id": process.me.hex(), "actor_id": actor,
             "task_id": self._task.hex(),
         }  # fmt: skip

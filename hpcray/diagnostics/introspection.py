@@ -431,7 +431,7 @@ class Introspection:
 
     @property
     def _job_id(self) -> str:
-        return self._process.place.job.job_id if self._process.place.job is not None else ""
+        return self._process.place.job_id
 
     def _open_tasks(self) -> Iterator[PendingTask]:
         """Every task of ours that has not returned, once."""

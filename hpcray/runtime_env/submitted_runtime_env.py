@@ -201,15 +201,16 @@ def merge_submitted_runtime_env(env: Mapping[str, Any] | None, environ: Mapping[
 def with_runtime_env(process: CoreWorker, env: Mapping[str, Any] | None, shape: Shape, detached: bool = False) -> Shape:
     """Add a runtime_env to the shape of a task or actor, as a variable that the worker's fork server reads."""
     outlives = detached and process.place.job is not None and bool(process.place.job.ends_with)
-    if not env and not outlives and not RuntimeEnvs.of(process).job:
+    runtime_envs = RuntimeEnvs.of(process)
+    if not env and not outlives and not runtime_envs.job:
         return shape
-    fields = RuntimeEnvs.of(process).merged(env)
+    fields = runtime_envs.merged(env)
     if outlives:
         fields[OUTLIVES_JOB] = True
     if not fields:
         return shape
     if "py_executable" in fields and "working_dir" in fields:
-        RuntimeEnvs.of(process).unpack_here(fields["working_dir"])
+        runtime_envs.unpack_here(fields["working_dir"])
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"))
     return msgspec.structs.replace(shape, env=tuple(sorted({**dict(shape.env), RUNTIME_ENV_VARIABLE: text}.items())))
 

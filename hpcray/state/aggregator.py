@@ -297,7 +297,7 @@ class StateAggregator:
 
     @property
     def _job_id(self) -> str:
-        return self._process.place.job.job_id if self._process.place.job is not None else ""
+        return self._process.place.job_id
 
     def _nodes(self) -> dict[int, ClusterRoster]:
         """The nodes with their processes, by index; queried once."""

@@ -62,8 +62,8 @@ def context_html(context: SessionContext) -> str:
     rows: dict[str, object] = {"Python": context.python_version, "Ray": context.ray_version}
     if process is not None and not current.postponed:
         rows["nodes"] = process.place.cluster_size
-        rows["job"] = process.place.job.job_id if process.place.job is not None else ""
-        rows["namespace"] = process.place.job.namespace if process.place.job is not None else ""
+        rows["job"] = process.place.job_id
+        rows["namespace"] = process.place.namespace
         rows["session"] = process.place.session_dir
         rows["dashboard"] = context.dashboard_url
     return table("hpcray", rows)

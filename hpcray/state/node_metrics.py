@@ -47,9 +47,7 @@ class _Last:
 
 def common_labels(process: CoreWorker) -> dict[str, str]:
     """The labels of every sample."""
-    place = process.place
-    job_id = place.job.job_id if place.job else ""
-    return {"NodeId": place.node_id, "SessionName": f"session_{job_id}"}
+    return {"NodeId": process.place.node_id, "SessionName": f"session_{process.place.job_id}"}
 
 
 def own_metrics(process: CoreWorker) -> list[MetricRow]:

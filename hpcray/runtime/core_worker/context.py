@@ -209,6 +209,16 @@ class ProcessPlace(msgspec.Struct, eq=False):
     is_driver: bool = False
     """True once a program has begun in this process."""
 
+    @property
+    def namespace(self) -> str:
+        """Namespace of the job's named actors and groups; "" before the job is known."""
+        return self.job.namespace if self.job is not None else ""
+
+    @property
+    def job_id(self) -> str:
+        """Id of the job, in hex; "" before it is known."""
+        return self.job.job_id if self.job is not None else ""
+
 
 class RefReader(Protocol):
     """The part of `ObjectReader` that other parts use."""

@@ -7,10 +7,12 @@ A feature inside a raylet is a `NodeExtension`. The entry point of raylets hands
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from time import time
 from typing import Any, ClassVar
+
+_MAX_EVENTS = 1000
 
 
 class NodeExtension:
@@ -75,7 +77,7 @@ class NodeEventLog:
     def __init__(self, log: Callable[[str], None]) -> None:
         self._log = log
         self._severity = "INFO"
-        self._events: deque[dict[str, Any]] = deque(maxlen=1000)
+        self._events: deque[dict[str, Any]] = deque(maxlen=_MAX_EVENTS)
         self.extensions: Sequence[NodeExtension] = ()
 
     def report(self, severity: str, text: str) -> None:
@@ -85,7 +87,8 @@ class NodeEventLog:
             self._log(text)
         finally:
             self._severity = "INFO"
-        self._events.append({"severity": severity, "time": time(), "message": text, "event_id": os.urandom(18).hex()})
+        event = {"severity": severity, "time": time.time(), "message": text, "event_id": os.urandom(18).hex()}
+        self._events.append(event)
 
     def printed(self, text: str) -> None:
         """Pass on that the raylet prints a line."""

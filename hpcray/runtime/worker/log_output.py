@@ -360,7 +360,7 @@ def log_context() -> dict[str, Any]:
     if process is None:
         return {}
     known: dict[str, Any] = {
-        "job_id": process.place.job.job_id if process.place.job is not None else "",
+        "job_id": process.place.job_id,
         "worker_id": process.me.hex(),
         "node_id": process.place.node_id,
     }
