@@ -106,14 +106,17 @@ def run_engine(engine: str, options: argparse.Namespace) -> list[Result]:
         here = ray.get_runtime_context().get_node_id()
         nodes = [node for node in ray.nodes() if node["Alive"]]
         other = next((node["NodeID"] for node in nodes if node["NodeID"] != here), None)
-        store = min(int(node["Resources"].get("object_store_memory", 0)) for node in nodes)
-        big = min(800_000_000, store // 3)
-        for row in all_rows(ray, options.clients, big, other):
+        for row in all_rows(ray, options.clients, large_object(nodes), other):
             if wanted.search(row.name):
                 results.append(_report(measure(row, options.seconds)))
     finally:
         ray.shutdown()
     return results
+
+
+def large_object(nodes: list[dict[str, Any]]) -> int:
+    """Bytes of the large object, of which any node's store has room for three."""
+    return min(800_000_000, min(int(node["Resources"].get("object_store_memory", 0)) for node in nodes) // 3)
 
 
 def measure_init(engine: str) -> Result:
@@ -176,7 +179,7 @@ def serve_windows(options: argparse.Namespace) -> None:
     import hpcray as ray
 
     ray.init()
-    rows = {row.name: row for row in all_rows(ray, options.clients, 800_000_000, None)}
+    rows = {row.name: row for row in all_rows(ray, options.clients, large_object(ray.nodes()), None)}
     wanted = re.compile(options.rows)
     with contextlib.ExitStack() as stack:
         for line in sys.stdin:
