@@ -43,6 +43,14 @@ def near_parents(places: Sequence[Place]) -> list[int]:
     return [0, *(0 if sender == ROOT else sender for sender in found)]
 
 
+def heights(parents: Sequence[int]) -> list[int]:
+    """Return by rank over how many nodes the longest way down from it goes; a sender's rank is below its receivers'."""
+    found = [0] * len(parents)
+    for rank in range(len(parents) - 1, 0, -1):
+        found[parents[rank]] = max(found[parents[rank]], found[rank] + 1)
+    return found
+
+
 @dataclass(frozen=True)
 class Pass:
     """Send chunk `index` to `dest`."""
@@ -161,6 +169,10 @@ class Relay:
         self.over, self.failure = True, reason
         neighbors = dict.fromkeys([*([self.sender] if self._rank else []), *self._sent, *self._known])
         return [Fail(dest, reason) for dest in neighbors if dest != source]
+
+    def waits_for_go(self) -> bool:
+        """Whether this node and all below it are done."""
+        return self._used and not self._waiting
 
     def waits_for(self) -> str:
         """For whom or what, for an error message."""

@@ -223,6 +223,7 @@ class _Sharing:
         self._control = control
         self._rank, self._nodes = (control.rank, control.size) if control is not None else (0, 1)
         self._relay = tree.Relay(self._rank, tree.parent(self._rank), tree.children(self._rank, self._nodes))
+        self._heights = tree.heights([0, *(tree.parent(rank) for rank in range(1, self._nodes))])
         self._place = place
         self._places: dict[int, Place] = {self._rank: place}
         self._unheard: set[int] = set()
@@ -271,12 +272,11 @@ class _Sharing:
     def _patience(self) -> float:
         """Seconds without progress after which this node gives up.
 
-        Where a node does not report its place, the one that asked it names it: all others wait for longer, those that
-        are above it in the tree and those that have reported.
+        Who sends to a silent node can name it: those above wait for longer the higher they are, and those that have
+        reported to them for longer still.
         """
-        if not self._unheard:
-            return self._timeout * (4 if self._told else 1)
-        return self._timeout * (1 + 0.2 * ((self._nodes - 1).bit_length() - self._rank.bit_count()))
+        told = self._told or self._relay.waits_for_go()
+        return self._timeout * (2 + 0.2 * self._heights[0] if told else 1 + 0.2 * self._heights[self._rank])
 
     def _begin(self, path: str, command: Sequence[str]) -> None:
         try:
@@ -301,6 +301,7 @@ class _Sharing:
             receivers = [rank for rank, sender in enumerate(parents) if rank and sender == self._rank]
             known = [*before.receivers, *([before.sender] if self._rank else [])]
             self._relay = tree.Relay(self._rank, parents[self._rank], receivers, known)
+            self._heights = tree.heights(parents)
 
     def _ask_places(self) -> None:
         self._unheard = set(self._relay.receivers)

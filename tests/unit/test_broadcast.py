@@ -21,6 +21,9 @@ def test_tree_reaches_everybody_once_and_is_shallow(size: int) -> None:
         while at:
             depth, at = depth + 1, tree.parent(at)
         assert depth <= (size - 1).bit_length()
+    heights = tree.heights([0, *(tree.parent(rank) for rank in range(1, size))])
+    for rank in range(size):
+        assert heights[rank] == max((heights[child] + 1 for child in tree.children(rank, size)), default=0)
 
 
 def relay(rank: int, size: int) -> tree.Relay:

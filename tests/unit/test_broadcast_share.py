@@ -147,7 +147,8 @@ def test_a_failed_disk_of_one_node_ends_a_broadcast_on_all_nodes(job: Job) -> No
 def test_node_that_says_nothing_is_named(job: Job) -> None:
     results = job.run(timeout=1.0, absent=5)
     assert {type(result) for result in results.values()} == {StartupError}
-    assert "nothing moved for 1 s, waiting for nodes 5; hint: HPCRAY_START_TIMEOUT" in str(results[4])
+    for result in results.values():  # nodes that are done, or are above in the tree, leave it to the one that knows
+        assert "nothing moved for 1 s, waiting for nodes 5; hint: HPCRAY_START_TIMEOUT" in str(result)
 
 
 def test_node_that_is_lost_is_named(job: Job) -> None:
