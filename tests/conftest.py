@@ -40,10 +40,29 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the package and the tests once. Where PYTHONDONTWRITEBYTECODE is set, each process of each test would do
     so again, which is half of what the start of a job costs."""
+    gc.disable()  # until all tests are collected, which makes a million objects that stay: half of that time
     if not hasattr(config, "workerinput"):  # not in each of xdist's workers
         tests = Path(__file__).parent
         for directory in (tests.parent / "hpcray", tests):
             compileall.compile_dir(directory, quiet=2)
+
+
+_LONG = ("compat", "durable", "history", "mpi", "process", "security", "simulation")
+"""Directories whose tests take long."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put files with long tests first, those of each directory evenly spread. xdist hands them out in this order: no
+    worker is left with a long one while the others have nothing to do any more, nor do three start MPI jobs at once."""
+    files: dict[str, list[Path]] = {}
+    for path in dict.fromkeys(item.path for item in items):
+        files.setdefault(path.relative_to(Path(__file__).parent).parts[0], []).append(path)
+    places = {
+        path: number / len(paths) if directory in _LONG or "model" in path.stem else 1.0
+        for directory, paths in files.items()
+        for number, path in enumerate(paths)
+    }
+    items.sort(key=lambda item: places[item.path])
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -51,6 +70,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     each took 0.3 s, and hundreds of tests collect."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -62,12 +82,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_sources() -> Iterator[None]:
-    """Forget the syntax trees of the package that tests of its sources have made: a million objects, which each later
-    garbage collection in this process would go through, for a second."""
+def forget_module() -> Iterator[None]:
+    """Forget the syntax trees of the package that a file of tests has made, and leave whatever else it has left out of
+    later garbage collections."""
     yield
     if sources := sys.modules.get("helpers.source_laws"):
         sources.tree.cache_clear()
+    if pages := sys.modules.get("generate"):
+        pages.modules.cache_clear()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

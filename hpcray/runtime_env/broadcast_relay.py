@@ -171,7 +171,7 @@ class Relay:
         return [Fail(dest, reason) for dest in neighbors if dest != source]
 
     def waits_for_go(self) -> bool:
-        """Whether this node and all below it are done."""
+        """Return whether this node and all below it are done."""
         return self._used and not self._waiting
 
     def waits_for(self) -> str:

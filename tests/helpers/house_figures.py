@@ -100,7 +100,7 @@ LINES_OF_CODE = {
     "ray_api": 473,
     "ray_start": 2270,
     "runtime": 12925,
-    "runtime_env": 1841,
+    "runtime_env": 1845,
     "state": 4127,
     "tensors": 3302,
     "top": 1196,
