@@ -296,6 +296,7 @@ print(ray.get(simulate.remote(3)), flush=True)
     assert json.loads(command("ls", "--json")) == []
 
 
+@pytest.mark.slow
 def test_options_and_the_environment_are_part_of_the_key(runs: Runs) -> None:
     table = runs.tmp_path / "table"
     table.write_text("1")
@@ -362,6 +363,7 @@ print(loaded(), ray.get(ray.remote(loaded).remote()), flush=True)
     assert not runs.store.exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_a_line_and_nothing_else(runs: Runs) -> None:
     if os.geteuid():
         pytest.skip("needs root, to mount a small file system")

@@ -56,6 +56,7 @@ def eventually(condition: Callable[[], Any], patience: float = 60.0) -> Any:
     return found
 
 
+@pytest.mark.slow
 def test_nodes_are_lost_and_the_head_moves_while_somebody_looks(leak_check: LeakCheck, tmp_path: Path) -> None:
     line = [sys.executable, "-m", "hpcray.cli.launch", "-n", "4", "--driver-rank", "1", "--cpus-per-node", "2"]
     with Job([*line, str(write(tmp_path, PROGRAM))]) as job:

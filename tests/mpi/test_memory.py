@@ -67,6 +67,7 @@ print(json.dumps({"sums": sums, "total": total, "shown": json.loads(shown.stdout
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_place", [True, False])
 def test_memory_of_all_nodes(tmp_path: Path, leak_check: LeakCheck, in_place: bool) -> None:
     script = tmp_path / "script.py"

@@ -193,6 +193,7 @@ def test_bad_setting_in_the_environment(leak_check: LeakCheck, tmp_path: Path) -
     assert "HPCRAY_TICK='often' is not a valid float" in ended.err
 
 
+@pytest.mark.slow
 @needs_mpirun
 def test_missing_rank_is_named(leak_check: LeakCheck, tmp_path: Path) -> None:
     # Rank 1 does something else for a long time: it never comes to MPI_Init.

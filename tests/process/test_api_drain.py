@@ -375,6 +375,7 @@ def test_calls_that_have_begun_are_in_the_checkpoint(leak_check: LeakCheck, tmp_
 # ---------------------------------------------------------------- the known end
 
 
+@pytest.mark.slow
 def test_near_its_end_a_job_drains_by_itself(leak_check: LeakCheck, tmp_path: Path) -> None:
     # The last quarter of this time is for the drain.
     end = time.time() + 16

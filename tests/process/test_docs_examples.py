@@ -212,6 +212,7 @@ def test_options_of_benchmarks_exist(block: Block, place: Path) -> None:
         assert not [word for word in words[at + 1 :] if word.startswith("--") and word not in known]
 
 
+@pytest.mark.slow
 def test_options_in_code_spans_exist() -> None:
     """`hpcray ...`, `hpcray-launch ...`, `python -m hpcray ...` and `python benchmarks/...` in running text."""
     known: dict[tuple[str, ...], str] = {}

@@ -76,6 +76,7 @@ def test_a_full_store_collects_the_garbage_whose_refs_fill_it():
     wait_until_gone(lambda: here() is None, lambda: not ray.get(holder.holds.remote()))
 
 
+@pytest.mark.slow
 def test_an_actor_whose_handle_is_garbage_gives_its_cpu_to_one_that_waits():
     ray.init(num_cpus=1)
     for _ in range(2):

@@ -130,7 +130,9 @@ def test_a_signal_that_the_driver_handles_is_passed_on_to_it(leak_check: LeakChe
         # interpreter to another one.
         "while True: time.sleep(0.05)\n",
     )
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
     with Job([sys.executable, "-m", "hpcray", str(script)]) as job:
+        signal.signal(signal.SIGHUP, before)
         assert job.line() == "ready"
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             job.send(number)

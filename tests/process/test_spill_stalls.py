@@ -114,6 +114,7 @@ def run(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_write_that_does_not_return(tmp_path: Path, leak_check: LeakCheck) -> None:
     code = """

@@ -142,6 +142,7 @@ def test_joblib_and_executors_start_a_session_where_there_is_none(tmp_path):
     assert done.stdout.split("\n")[-3:] == ["[1, 2] True", "[3]", ""], done.stderr
 
 
+@pytest.mark.slow
 def test_a_grid_search_of_scikit_learn_runs_as_tasks():
     svm = pytest.importorskip("sklearn.svm")
     selection = importlib.import_module("sklearn.model_selection")

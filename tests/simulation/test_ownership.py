@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
+from helpers.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ownership_oracle import checked_states
 from ownership_world import World
 
 REST = 500
-SIM = settings(max_examples=100, print_blob=True)
+SIM = settings(max_examples=examples(100), print_blob=True)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -71,7 +72,7 @@ def test_nothing_is_freed_early_and_nothing_leaks_when_processes_die(
     run(picker(script, seed), 20 + len(script) // 3, 4, processes, nodes)
 
 
-@settings(SIM, max_examples=60)
+@settings(SIM, max_examples=examples(60))
 @given(SCRIPT, st.integers(0, 100), st.integers(3, 6), st.integers(2, 5), st.integers(2, 5), st.integers(0, 3))
 def test_nothing_is_freed_early_and_nothing_leaks_when_nodes_are_neighbors(
     script: list[int], seed: int, processes: int, nodes: int, host: int, losses: int
@@ -83,7 +84,7 @@ def test_nothing_is_freed_early_and_nothing_leaks_when_nodes_are_neighbors(
     )  # fmt: skip
 
 
-@settings(SIM, max_examples=40)
+@settings(SIM, max_examples=examples(40))
 @given(SCRIPT, st.integers(0, 100), st.integers(3, 6), st.integers(1, 4), st.sampled_from([2000, 1 << 30]))
 def test_nothing_is_freed_early_and_nothing_leaks_when_nodes_die_and_copies_vanish(
     script: list[int], seed: int, processes: int, nodes: int, lineage: int

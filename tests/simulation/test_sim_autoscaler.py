@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 import pytest
+from helpers.examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ GPU = Shape((("GPU", 10_000),))
 SMALL = NodeType("small", to_units({"CPU": 4}))
 GPUS = NodeType("gpus", to_units({"CPU": 4, "GPU": 2}), max_workers=2)
 IDLE = 60.0
-SIM = settings(max_examples=25)
+SIM = settings(max_examples=examples(25))
 
 
 @dataclass

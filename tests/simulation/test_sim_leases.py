@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from helpers.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simcluster import SimCluster
@@ -16,7 +17,7 @@ from hpcray.common.resources import to_units
 from hpcray.protocol import messages as m
 
 DELAYS = st.lists(st.sampled_from([0.0, 0.0001, 0.001, 0.01, 0.05, 0.3]), min_size=1, max_size=30)
-SIM = settings(max_examples=60, print_blob=True)
+SIM = settings(max_examples=examples(60), print_blob=True)
 
 
 def nodes(*cpus: float, **extra: float) -> list[dict[str, int]]:

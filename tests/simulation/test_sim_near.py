@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from helpers.examples import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from simcluster import SEAT, SimCluster
@@ -22,10 +23,10 @@ from hpcray.core.raylet import head_reporter, local_lease_manager
 from hpcray.protocol import messages as m
 
 
-def courses(examples: int) -> settings:
+def courses(number: int) -> settings:
     """So many courses of events. The fixture `large` may be the same for all of them."""
     health = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    return settings(max_examples=examples, suppress_health_check=health, print_blob=True)
+    return settings(max_examples=examples(number), suppress_health_check=health, print_blob=True)
 
 
 SIM = courses(40)

@@ -6,6 +6,7 @@ import random
 
 import pytest
 from faultcluster import FaultCluster
+from helpers.examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from simcluster import SimCluster
@@ -19,7 +20,7 @@ from hpcray.protocol import messages as m
 
 CONFIG = Config(prestart=0)
 REST = 60.0
-FEW = settings(SIM, max_examples=12)
+FEW = settings(SIM, max_examples=examples(12))
 FOUND = [
     ([0.05, 0.05, 0.3], 8788),  # a death that was told twice cost two restarts, and the actor then lived on two nodes
 ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from helpers.examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_model import UNIT, Cluster
@@ -81,19 +82,19 @@ SCRIPT = st.one_of(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCRIPT)
 def test_without_trouble_nothing_is_lost_and_nothing_leaks(script: list[tuple[int, int]]) -> None:
     run(STEPS, script)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SCRIPT)
 def test_with_deaths_and_broken_transfers_every_request_ends_and_nothing_leaks(script: list[tuple[int, int]]) -> None:
     run(STEPS + TROUBLE, script)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCRIPT, st.sampled_from([0.0, 0.8]), st.integers(2, 4))
 def test_with_broken_data_links_between_living_nodes_nothing_is_lost(
     script: list[tuple[int, int]], threshold: float, nodes: int
@@ -101,7 +102,7 @@ def test_with_broken_data_links_between_living_nodes_nothing_is_lost(
     run(STEPS + LINKS + DISK + AHEAD, script, cluster=Cluster(threshold, nodes))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCRIPT, st.sampled_from([0.0, 0.8]), st.integers(2, 4))
 def test_with_broken_data_links_and_deaths_only_what_died_with_its_node_is_lost(
     script: list[tuple[int, int]], threshold: float, nodes: int
@@ -109,19 +110,19 @@ def test_with_broken_data_links_and_deaths_only_what_died_with_its_node_is_lost(
     run(STEPS + LINKS + DISK + AHEAD + (Cluster.kill, Cluster.crash), script, cluster=Cluster(threshold, nodes))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(SCRIPT)
 def test_many_readers_of_few_objects_over_broken_data_links_all_get_them(script: list[tuple[int, int]]) -> None:
     run(READERS + LINKS, script, cluster=Cluster(nodes=7, chunk=UNIT))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
 def test_spilled_objects_come_back_as_they_were(script: list[tuple[int, int]], threshold: float) -> None:
     run(STEPS + DISK, script, threshold)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCRIPT, st.sampled_from([0.0, 0.3, 0.8, 1.0]))
 def test_prefetched_and_pinned_replicas_are_there_and_go_in_time(
     script: list[tuple[int, int]], threshold: float
@@ -129,13 +130,13 @@ def test_prefetched_and_pinned_replicas_are_there_and_go_in_time(
     run(STEPS + DISK + AHEAD, script, threshold)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
 def test_with_a_failing_disk_and_deaths_too_nothing_leaks(script: list[tuple[int, int]], threshold: float) -> None:
     run(STEPS + DISK + AHEAD + TROUBLE + BROKEN, script, threshold)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]))
 def test_with_a_disk_that_does_not_answer_every_request_ends_and_nothing_leaks(
     script: list[tuple[int, int]], threshold: float
@@ -144,7 +145,7 @@ def test_with_a_disk_that_does_not_answer_every_request_ends_and_nothing_leaks(
     run(steps, script, threshold)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]), st.sampled_from([(), TROUBLE]), st.integers(1, 4))
 def test_objects_lent_from_disk_are_read_or_pulled_from_elsewhere_or_lost_for_a_reason(
     script: list[tuple[int, int]], threshold: float, trouble: tuple[Callable[[Cluster, int], None], ...], nodes: int
@@ -152,13 +153,13 @@ def test_objects_lent_from_disk_are_read_or_pulled_from_elsewhere_or_lost_for_a_
     run(LENDING + trouble, script, cluster=Cluster(threshold, nodes))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(SCRIPT)
 def test_many_readers_of_few_objects_with_deaths_all_get_them_or_an_error(script: list[tuple[int, int]]) -> None:
     run(READERS + TROUBLE, script, cluster=Cluster(nodes=7, chunk=UNIT))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCRIPT, st.sampled_from([0.0, 0.3, 0.8, 1.0]), st.integers(2, 4))
 def test_neighbors_read_what_they_opened_and_owners_the_replicas_that_they_pin(
     script: list[tuple[int, int]], threshold: float, nodes: int
@@ -166,7 +167,7 @@ def test_neighbors_read_what_they_opened_and_owners_the_replicas_that_they_pin(
     run(STEPS + DISK + AHEAD + NEIGHBORS, script, cluster=Cluster(threshold, nodes))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(SCRIPT, st.sampled_from([0.0, 0.3, 0.8, 1.0]), st.integers(2, 4))
 def test_neighbors_that_die_and_those_of_dead_nodes_leave_nothing_and_lose_nothing_that_they_read(
     script: list[tuple[int, int]], threshold: float, nodes: int
@@ -175,7 +176,7 @@ def test_neighbors_that_die_and_those_of_dead_nodes_leave_nothing_and_lose_nothi
     run(STEPS + DISK + AHEAD + TROUBLE + stalls + NEIGHBORS, script, cluster=Cluster(threshold, nodes))
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(SCRIPT, st.sampled_from([0.3, 0.8, 1.0]), st.sampled_from([(), TROUBLE]), st.integers(2, 3))
 def test_neighbors_that_find_no_room_have_objects_on_disk_pulled_and_are_lent_nothing(
     script: list[tuple[int, int]], threshold: float, trouble: tuple[Callable[[Cluster, int], None], ...], nodes: int
@@ -183,7 +184,7 @@ def test_neighbors_that_find_no_room_have_objects_on_disk_pulled_and_are_lent_no
     run(LENDING + NEIGHBORS + trouble, script, cluster=Cluster(threshold, nodes))
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(SCRIPT)
 def test_neighbors_among_many_readers_with_deaths_leave_nothing(script: list[tuple[int, int]]) -> None:
     run(READERS + NEIGHBORS + TROUBLE, script, cluster=Cluster(nodes=5, chunk=UNIT))
@@ -260,7 +261,7 @@ def test_the_model_of_file_loans_reaches_them() -> None:
     assert reached["lent"] >= 100 and reached["broken"] >= 30, reached
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(SCRIPT, st.sampled_from(((), BROKEN, TROUBLE, (*TROUBLE, *BROKEN, Cluster.stall))), st.sampled_from((2, 3)))
 def test_objects_past_the_store_are_read_as_they_were_and_nothing_leaks(
     script: list[tuple[int, int]], trouble: tuple[Callable[[Cluster, int], None], ...], nodes: int
