@@ -9,6 +9,7 @@ import resource
 import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -471,9 +472,21 @@ def test_ucx_keeps_no_messages_of_strangers(stranger: None, ucx: tuple[Any, Any]
 
 @pytest.mark.parametrize("few", [False, True])
 def test_ucx_says_little_of_strangers_connections_and_its_own_go_on(
-    stranger: None, ucx: tuple[Any, Any], capfd: pytest.CaptureFixture[str], few: bool
+    request: pytest.FixtureRequest, stranger: None, ucx: tuple[Any, Any], capfd: pytest.CaptureFixture[str], few: bool
 ) -> None:
-    """Where they take all descriptors UCX closes its port, with a line: what is connected by then stays."""
+    """Where they take all descriptors UCX closes its port, with a line: what is connected by then stays.
+
+    That is seen in a process of its own: UCX leaves a handler of the closed port behind when it ends, and the next one
+    that starts in the same process may wait for ever for a lock in freed memory.
+    """
+    if few and "HPCRAY_TEST_ALONE" not in os.environ:
+        environ = {**os.environ, "HPCRAY_TEST_ALONE": "1", "PYTEST_ADDOPTS": ""}
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{request.node.name}"],
+            env=environ, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
+        return
     engine, data = ucx
     arena = bytearray(100_000)
     data.register(memoryview(arena))
