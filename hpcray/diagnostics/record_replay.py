@@ -116,7 +116,7 @@ _INPUTS: dict[str, _Parts] = {
         ),
         "recovery": (
             ObjectRecovery,
-            "remake_with on_object_lost resident_lost resident_moved neighbor_lost settle_lost keep_task recount_args "
+            "on_object_lost resident_lost resident_moved neighbor_lost settle_lost keep_task recount_args "
             "mark_node_dead node_died replicate on_add_location",
         ),
         "copies": (KeptCopies, "hand_over keep keep_error written node_left found node_died"),
@@ -376,6 +376,7 @@ def record_table(
     notify: Callable[[Waiter], None],
     lost: Callable[[bytes, str, str], bytes],
     lineage_limit: int = 1 << 30,
+    remake: Callable[[Any], None] | None = None,
     playback: _Playback | None = None,
     **more: Any,
 ) -> tuple[ObjectTable, Recorder]:
@@ -392,7 +393,8 @@ def record_table(
         return blob if playback is None else value
 
     noted_lost_call = out("lost", lost)
-    table = ObjectTable(me, out("send", send), out("notify", notify), noted_lost, lineage_limit, **more)
+    remake = remake and out("remake", remake)
+    table = ObjectTable(me, out("send", send), out("notify", notify), noted_lost, lineage_limit, remake, **more)
     _record_waiters(table, recorder)
     _record_task_state(table, recorder)
     recorder.wrap_all(table)
@@ -409,7 +411,7 @@ def record_table(
 
 def _record_outlets(table: ObjectTable, recorder: Recorder) -> None:
     """Note the calls that the table makes to what it is given later than at its construction."""
-    when_freed, remake_with, use_neighbors = table.when_freed, table.recovery.remake_with, table.pins.use_neighbors
+    when_freed, use_neighbors = table.when_freed, table.pins.use_neighbors
 
     def noted_stores(nodes: Iterable[int], stores: Any) -> None:
         outlets = {name: staticmethod(recorder.outlet(name, getattr(stores, name))) for name in _STORES}
@@ -420,7 +422,6 @@ def _record_outlets(table: ObjectTable, recorder: Recorder) -> None:
         when_freed(oid, lambda: on_free(oid))
 
     table.when_freed = noted_when_freed  # type: ignore[method-assign]
-    table.recovery.remake_with = lambda remake: remake_with(recorder.outlet("remake", remake))  # type: ignore[method-assign]
     table.pins.use_neighbors = noted_stores  # type: ignore[method-assign]
 
 
@@ -495,7 +496,7 @@ class _Playback:
         self._numbers: WeakKeyDictionary[Waiter, int] = WeakKeyDictionary()
         self._table, _ = record_table(
             record.proc, lambda dest, msg: None, lambda waiter: None, lambda oid, reason, why: bytes([ERROR]),
-            record.made["limit"], self,
+            record.made["limit"], Outlet(), self,
         )  # fmt: skip
 
     def play(self, node: _Given) -> None:

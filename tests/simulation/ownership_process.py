@@ -39,9 +39,8 @@ class Process:
         self.tasks: dict[bytes, Submitted] = {}
         self.gets: list[tuple[Frame, Ref, Waiter]] = []
         self.table = world.make_table(
-            proc, self.send, self.notify, self.lost, world.lineage_limit, entries=world.watched(self)
+            proc, self.send, self.notify, self.lost, world.lineage_limit, self.remake, entries=world.watched(self)
         )
-        self.table.recovery.remake_with(self.remake)
         self.visiting = Visiting(self)
         self.keeping = KeepsCopies(self)
         self.table.pins.use_neighbors(world.neighbors(self.node), self.visiting)

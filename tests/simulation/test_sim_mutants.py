@@ -78,9 +78,9 @@ def what_is_lost_is_not_made_again(patch: Patch) -> None:
 
     def make(make_again: Any) -> Any:
         def forgets(self: ObjectRecovery, oid: bytes, entry: ObjectEntry, reason: str) -> None:
-            remake, self.remake = self.remake, lambda task: None
+            remake, self._remake = self._remake, lambda task: None
             make_again(self, oid, entry, reason)
-            self.remake = remake
+            self._remake = remake
 
         return forgets
 

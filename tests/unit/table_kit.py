@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hpcray.common.ids import FIRST_RETURN, PUT_INDEX, make_proc, raylet_of
@@ -32,7 +33,7 @@ def error(entry: ObjectEntry) -> str:
 class Table(ObjectTable):
     """An object table of process ME that keeps what it sends."""
 
-    def __init__(self) -> None:
+    def __init__(self, remake: Callable[[Any], None] | None = None) -> None:
         self.out: list[tuple[bytes, m.Message]] = []
         self.fired: list[Waiter] = []
         super().__init__(
@@ -40,6 +41,7 @@ class Table(ObjectTable):
             lambda dest, msg: self.out.append((dest, msg)),
             self.fired.append,
             lambda oid, reason, why: f"{'died' if why == OWNER_DIED else 'lost'}: {reason}".encode() + bytes([ERROR]),
+            remake=remake,
         )
 
     def said(self) -> list[tuple[bytes, m.Message]]:
@@ -87,9 +89,11 @@ class Owner(Table):
     """A table whose lost objects are made again by a list of tasks that the test looks at."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.again: list[Any] = []
-        self.recovery.remake_with(self.again.append)
+        super().__init__(self.remake)
+
+    def remake(self, task: Any) -> None:
+        self.again.append(task)
 
     def made(
         self, number: int = 1, args: tuple[bytes, ...] = (), node: int = 2, retries: int = 3, size: int = 0

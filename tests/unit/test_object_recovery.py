@@ -286,18 +286,19 @@ class TestWhyNot:
 
 
 class TestSeveralReturns:
-    def test_the_last_run_makes_all_that_is_lost(self, table: Owner) -> None:
+    def test_the_last_run_makes_all_that_is_lost(self) -> None:
+        class BegunAtOnce(Owner):
+            def remake(self, task: Any) -> None:
+                self.lineage.run_begun(task.id)
+                task.retries, task.attempt = 0, 1
+
+        table = BegunAtOnce()
         task = table.made(1, retries=1)
         second = return_id(1)[:-1] + b"\2"
         table.create(second, task)
         table.recovery.keep_task(task, [second], [], 0)
         table.set_stored(second, SIZE, 2)
 
-        def remake(_: Any) -> None:
-            table.lineage.run_begun(task.id)
-            task.retries, task.attempt = 0, 1
-
-        table.recovery.remake_with(remake)
         table.recovery.node_died(2, "power")
         assert table.entries[return_id(1)].state == table.entries[second].state == PENDING
 

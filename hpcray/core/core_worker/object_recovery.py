@@ -314,6 +314,7 @@ class ObjectRecovery:
         refs, pins, replicas: the other parts of the table.
         send: queue a message.
         lost: makes the error blob for an object that cannot be had any more, from (id, reason, word of `lineage`).
+        remake: submits a kept task once more; None: nothing can be made again.
         lineage_limit: bytes of finished tasks that are kept; 0: nothing is ever made again.
         ready: serve the waiters and borrowers of an object.
         ask_owner: ask the owner of a borrowed object for its value, unless that was done.
@@ -324,7 +325,6 @@ class ObjectRecovery:
         lineage: the tasks that can run again.
         dead_nodes: nodes that died; none comes back under its old number.
         why_lost: for objects of ours that are lost for good, the reason.
-        remake: submits a kept task once more (`remake_with`); None: nothing can be made again.
         remake_count: times that an object of ours was made again; for borrowed objects, the owner's latest number.
     """
 
@@ -339,6 +339,7 @@ class ObjectRecovery:
         replicas: Replication,
         send: Callable[[bytes, Message], None],
         lost: Callable[[bytes, str, str], bytes],
+        remake: Callable[[Any], None] | None,
         lineage_limit: int,
         ready: Callable[[bytes, ObjectEntry], None],
         ask_owner: Callable[[bytes, ObjectEntry], None],
@@ -348,7 +349,6 @@ class ObjectRecovery:
         self.lineage = Lineage(me, lineage_limit, self._unneeded, self._evicted)
         self.dead_nodes = dead_nodes
         self.why_lost: dict[bytes, str] = {}
-        self.remake: Callable[[Any], None] | None = None
         self.remake_count: dict[bytes, int] = {}
         self._me = me
         self._node = node_of(me)
@@ -360,16 +360,13 @@ class ObjectRecovery:
         self._replicas = replicas
         self._send = send
         self._lost = lost
+        self._remake = remake
         self._ready = ready
         self._ask_owner = ask_owner
         self._answer_get = answer_get
         self._maybe_free = maybe_free
         # Objects of ours whose primary copy is gone, while a store may answer that it has another.
         self._unsure: set[bytes] = set()
-
-    def remake_with(self, remake: Callable[[Any], None]) -> None:
-        """Set the call that submits a kept task once more."""
-        self.remake = remake
 
     # ------------------------------------------------------------ objects that cannot be read
 
@@ -518,8 +515,8 @@ class ObjectRecovery:
         self._has_side_records.add(oid)
         self.remake_count[oid] = self.remake_count.get(oid, 0) + 1
         entry.state = PENDING
-        assert self.remake is not None
-        self.remake(entry.task)
+        assert self._remake is not None
+        self._remake(entry.task)
 
     def revive(self, oid: bytes, entry: ObjectEntry) -> None:
         """Make an object again that only lineage remembers."""
@@ -531,7 +528,7 @@ class ObjectRecovery:
         task = entry.task
         if task is None or isinstance(task, str):
             return task or PUT
-        if self.remake is None:
+        if self._remake is None:
             return LOST
         kept = self.lineage.kept.get(task.id)
         why = self.lineage.why_not(task)

@@ -68,6 +68,7 @@ class ObjectTable:
         notify: a waiter is satisfied.
         lost: makes the error blob for an object that cannot be had any more, from (id, reason, word of `lineage`).
         lineage_limit: bytes of finished tasks that are kept; 0: nothing is ever made again.
+        remake: submits a kept task once more; None: nothing is ever made again.
         entries: an empty dict to use; tests watch it.
 
     Attributes:
@@ -85,6 +86,7 @@ class ObjectTable:
         notify: Callable[[Waiter], None],
         lost: Callable[[bytes, str, str], bytes],
         lineage_limit: int = _LINEAGE_LIMIT,
+        remake: Callable[[Any], None] | None = None,
         entries: dict[bytes, ObjectEntry] | None = None,
     ) -> None:
         self.me = me
@@ -103,7 +105,7 @@ class ObjectTable:
         self.replicas = Replication(send, notify)
         self.recovery = ObjectRecovery(
             me, self.entries, self.has_side_records, self.dead_nodes, self.refs, self.pins, self.replicas, send, lost,
-            lineage_limit, self._ready, self._ask_owner, self.on_object_get, self._maybe_free,
+            remake, lineage_limit, self._ready, self._ask_owner, self.on_object_get, self._maybe_free,
         )  # fmt: skip
         self.copies = KeptCopies(
             self._node, self.entries, self.dead_nodes, self.has_side_records, self.refs, self.pins, send,

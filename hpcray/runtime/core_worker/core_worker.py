@@ -17,6 +17,7 @@ from hpcray.common.exceptions import LocalRayletDiedError, OufOfBandObjectRefSer
 from hpcray.common.ids import HEAD, PUT_INDEX, node_of, number_of, owner_of, raylet_of, show_proc
 from hpcray.core.core_worker.object_entry import PENDING, Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
+from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.arena import Arena
 from hpcray.platform.resource_limits import usable_memory
 from hpcray.platform.sockets import connect_private
@@ -166,7 +167,9 @@ class CoreWorker:
         self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin, self._peer_lost, self.drain)
         self.dead: str | None = None
         self.extensions: Extensions = Extensions(self, features, config.extensions)
-        self.table, self.recorder = _make_table(me, engine, self._lost_blob, config, features)
+        self.table, self.recorder = _make_table(
+            me, engine, self._lost_blob, config, features, lambda task: self.submitter.retries.reconstruct(task)
+        )
         self.local = ThreadState()
         node = welcome.node_id, welcome.host, welcome.head, welcome.cluster_size
         self.place = ProcessPlace(kind, session_dir, *node, welcome.run, welcome.job)
@@ -519,14 +522,19 @@ class CoreWorker:
 
 
 def _make_table(
-    me: bytes, engine: IoEngine, lost: Callable[[bytes, str, str], bytes], config: Config, features: FeatureTable
+    me: bytes,
+    engine: IoEngine,
+    lost: Callable[[bytes, str, str], bytes],
+    config: Config,
+    features: FeatureTable,
+    remake: Callable[[PendingTask], None],
 ) -> tuple[ObjectTable, Any]:
     """Recording and call-site tracking are opt-in; the default table carries no overhead."""
     recorder = None
     if config.record and features.record_table is not None:
-        table, recorder = features.record_table(me, engine.send, engine.notify, lost, config.lineage_limit)
+        table, recorder = features.record_table(me, engine.send, engine.notify, lost, config.lineage_limit, remake)
     else:
-        table = ObjectTable(me, engine.send, engine.notify, lost, config.lineage_limit)
+        table = ObjectTable(me, engine.send, engine.notify, lost, config.lineage_limit, remake)
     if config.record_ref_creation_sites:
         table.record_creation_sites(creation_site)
         carry_creation_sites()

@@ -81,7 +81,6 @@ class TaskRetries:
         self._to_reconstruct: deque[PendingTask] = deque()
         self._reconstructing = False
         self._held: list[PendingTask] | None = None
-        context.table.recovery.remake_with(self.reconstruct)
 
     # ------------------------------------------------------------ workers that die
 
