@@ -1,7 +1,7 @@
 """The inputs of a core and the effects it had, so that the same decisions can be made again and compared.
 
-A recorded core is the core itself, with its inputs noted as they come. The record is bounded: a core whose first inputs
-are missing cannot be replayed, and the record says so.
+A recorded core is the core itself, with its inputs noted as they come. The record is bounded: it keeps the first ones,
+and says how many came after it was full.
 
 A raylet, a head and a store return their effects. An object table calls out while it handles an input: it sends, wakes
 waiters, has a task run again. The code that is called may call the table again before it returns, so inputs nest, and
