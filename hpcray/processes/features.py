@@ -106,6 +106,7 @@ FEATURES = FeatureTable(
         "runtime_env": _runtime_env,
         "tensors": _tensors,
     },
+    default_transport="tensors",
     transport_memory=_transport_memory,
     device_view=_device_view,
     post_mortem=_post_mortem,

@@ -187,6 +187,7 @@ class FeatureTable(msgspec.Struct, frozen=True):
 
     Attributes:
         extensions: by name.
+        default_transport: the extension of transports that are not named after an extension; "": there is none.
         transport_memory: called with a process and an array of bytes; a context with an array of the same bytes from
             and to which a device copies faster, or with that array itself.
         device_view: called with a process, an arena, offset and size of an object in it, and a function to be called
@@ -199,6 +200,7 @@ class FeatureTable(msgspec.Struct, frozen=True):
     """
 
     extensions: Mapping[str, Loader] = msgspec.field(default_factory=dict)
+    default_transport: str = ""
     transport_memory: Callable[[Any, Any], AbstractContextManager[Any]] | None = None
     device_view: Callable[[Any, Arena, int, int, Callable[[], object]], memoryview | None] | None = None
     device_view_size: int = 1 << 20
@@ -208,8 +210,6 @@ class FeatureTable(msgspec.Struct, frozen=True):
 
 
 NO_FEATURES = FeatureTable()
-DEFAULT_TRANSPORT_EXTENSION = "tensors"
-"""The extension of transports that are not named after an extension."""
 
 
 class Extensions:
@@ -260,7 +260,7 @@ class Extensions:
 
     def of_transport(self, transport: str) -> Extension:
         """Return the extension to which a transport belongs (lock not held)."""
-        return self.get(transport if transport in self._loaders else DEFAULT_TRANSPORT_EXTENSION)
+        return self.get(transport if transport in self._loaders else self.features.default_transport)
 
     def on_message(self, source: bytes, message: ExtensionMessage) -> None:
         """Hand a message to its extension (lock held)."""
