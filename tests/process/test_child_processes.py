@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import subprocess
@@ -136,3 +137,67 @@ def test_a_program_that_outlives_its_parent_s_job_starts_its_own() -> None:
     environ = {**os.environ, "HPCRAY_SESSION": "/tmp/of-a-job-that-has-ended", "HPCRAY_NAMESPACE": "x"}
     done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and len(done.stdout.split()) == 1, done.stderr
+
+
+# ------------------------------------------------------------ signals of a child that is forked
+
+_OF_A_CHILD = """
+import json, multiprocessing, os, signal, sys, threading
+import hpcray as ray
+
+NUMBERS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2
+
+
+def mine(number, frame):
+    pass
+
+
+def shown(number):
+    handler = signal.getsignal(number)
+    return getattr(handler, "__name__", None) or str(int(handler))
+
+
+def forked():
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(write, json.dumps([*map(shown, NUMBERS), signal.set_wakeup_fd(-1)]).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return json.loads(os.read(read, 1000))
+
+
+def of_children():
+    found = [forked()]
+    thread = threading.Thread(target=lambda: found.append(forked()))
+    thread.start()
+    thread.join()
+    signal.signal(signal.SIGUSR1, mine)
+    found.append(forked())
+    return found
+
+
+def pools():
+    for _ in range(20):  # each process is ended by SIGTERM
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            assert pool.map(abs, [-1, -2]) == [1, 2]
+    return True
+
+
+ray.init(num_cpus=1)
+told = ray.get([ray.remote(max_calls=1)(of_children).remote(), ray.remote(pools).remote()], timeout=60)
+print(json.dumps([*told, pools(), of_children(), ray.get(ray.remote(lambda: "not drained").remote())]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("drain", ["", "USR1,TERM"], ids=["default", "as under Slurm"])
+def test_a_forked_child_has_the_usual_signals_and_a_pool_of_processes_ends(drain: str, tmp_path: Any) -> None:
+    """A pool in a task waited for ever under Slurm, and one in a program drained the job."""
+    program = tmp_path / "program.py"
+    program.write_text(_OF_A_CHILD)
+    environ = {**os.environ, **({"HPCRAY_DRAIN_SIGNALS": drain} if drain else {})}
+    done = subprocess.run([sys.executable, program], env=environ, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    usual = ["default_int_handler", "0", "0", "0", "0", -1]
+    own = ["default_int_handler", "0", "0", "mine", "0", -1]
+    assert json.loads(done.stdout) == [[usual, usual, own], True, True, [usual, usual, own], "not drained"]

@@ -246,12 +246,26 @@ def _let_signals_come() -> None:
 
 
 def _begin_child() -> None:
+    if _context is not None:  # the code of the user has forked it
+        _give_signals_back()
     end_interruptions()
     _let_signals_come()
 
 
-# A new child of Python's forgets signals for which there is a handler and that came before its first line. A worker
-# has one for SIGTERM, with which `multiprocessing.Pool` ends its processes, so that it would wait for them for ever.
+def _give_signals_back() -> None:
+    """Give signals their usual effect where their handlers are of hpcray.
+
+    `multiprocessing.Pool` ends its processes by SIGTERM, and would wait for them for ever: where SIGTERM begins a drain
+    of the job, a driver's handler passes it on to the raylet and a worker's ignores it; and no handler in Python is
+    called while a process waits inside of C, if the signal came just before.
+    """
+    signal.set_wakeup_fd(-1)  # the pipe is the parent's
+    for number in _HELD_AT_FORK:
+        if (getattr(signal.getsignal(number), "__module__", None) or "").partition(".")[0] == "hpcray":
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+# A new child of Python's forgets signals for which there is a handler and that came before its first line.
 os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_come, after_in_child=_begin_child)
 
 
