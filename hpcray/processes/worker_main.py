@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from threading import get_ident
 from types import FrameType
 from typing import Any, NoReturn
@@ -106,10 +107,8 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     thread = PrestartedThread("hpcray-io")
     # Peers may connect as soon as our raylet knows that we are up: the socket comes first.
     listener = listen(session_dir, number)
-    process = connect(
-        session_dir, "worker", ObjectInventory, FEATURES, lambda process: TaskExecutor(process, environment)
-    )
-    process.engine.use_prestarted_thread(thread)
+    executor = partial(TaskExecutor, environment=environment)
+    process = connect(session_dir, "worker", ObjectInventory, FEATURES, executor, listener, thread)
     worker = process.executor
     assert isinstance(worker, TaskExecutor)
     current.process = process
@@ -123,7 +122,7 @@ def worker_main(session_dir: str, number: int, arena_fd: int, environment: Worke
     process.exit_listeners.append(_leave)
     for number in process.place.run.signals:
         signal.signal(number, _not_ours)  # some batch systems send them to every process of a job
-    process.start(worker.handlers, listener=listener)
+    process.start(worker.handlers)
     report_lost_output()
     defer_interruptions(process.engine, lambda frame: not in_user_code(frame))
     environment.set_up(worker)

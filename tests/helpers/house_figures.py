@@ -43,7 +43,6 @@ FOREIGN = {
 """The same, where the other object is another package's, and its interface asks for it."""
 
 ATTRIBUTES = {
-    "IoEngine": 44,
     "LeaseRequest": 41,
     "TaskState": 28,
 }

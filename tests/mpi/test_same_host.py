@@ -32,7 +32,7 @@ class Actor:
         return os.getpid(), need_process().me
     def links(self, proc):
         engine = need_process().engine
-        return engine.peers[proc].link is not engine._raylet
+        return engine.peers[proc].link is not engine.links.raylet
     def read(self, refs):
         return [len(value) for value in ray.get(refs)]
     def keep(self, size):
@@ -49,7 +49,7 @@ DIRECT = (
     COMMON
     + """\
 me = need_process()
-direct = me.engine.peers[proc].link is not me.engine._raylet
+direct = me.engine.peers[proc].link is not me.engine.links.raylet
 print("ours", direct, "theirs", ray.get(actor.links.remote(me.me)))
 small = [ray.put(bytes(size)) for size in (1, 1000, 100_000)]
 print("read there", ray.get(actor.read.remote(small)))
@@ -91,7 +91,7 @@ class Short:
             engine = need_process().engine
             with engine.lock:
                 engine.flush()
-                engine.write_rest(1.0)
+                engine.links.write_all(1.0)
             os.kill(os.getpid(), signal.SIGKILL)
         return number
 

@@ -279,7 +279,7 @@ def test_shutdown_ends_every_wait():
         threads = [threading.Thread(target=work, args=(wait,)) for wait in waits]
         [thread.start() for thread in threads]
         engine = current.process.engine
-        while len(engine.asleep - {engine._thread.ident}) < 3:
+        while len(engine.asleep - {engine.background.thread.ident}) < 3:
             time.sleep(0.001)
         ray.shutdown()
         [thread.join(10) for thread in threads]

@@ -249,14 +249,13 @@ def test_process_goes_through_its_raylet_rather_than_to_an_impostor(stranger: No
     ours, raylet = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     child = as_stranger(IMPOSTOR, public / "7.s")
     assert child.stdout is not None and child.stdout.readline() == "listening\n"
-    links = IoEngine(me, str(public))
-    links._open(ours, None)
-    links.send(other, m.Exit(0))
-    links.flush()
+    engine = IoEngine(me, str(public), ours)
+    engine.send(other, m.Exit(0))
+    engine.flush()
     assert raylet.recv(1000)[4:12] == other
     assert child.communicate(timeout=60)[0] == "got 0\n"
-    links._close_links()
-    os.close(links._kick)
+    engine._kick.close()
+    engine.links.close()
     raylet.close()
     (public / "7.s").unlink()
 

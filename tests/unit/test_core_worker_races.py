@@ -178,7 +178,7 @@ def test_a_lease_that_ends_with_its_worker_is_a_death_like_any(answered: bool) -
     engine: Any = Engine()
     engine.send = lambda dest, msg: None
     engine.call_soon = lambda call: None
-    engine.drop_peer = lambda proc: None
+    engine.links = SimpleNamespace(drop_peer=lambda proc: None)
     engine.peers = {WORKER: SimpleNamespace(functions={task.fn.id}, out=[], dirty=True)}  # type: ignore[union-attr]
     config = SimpleNamespace(idle_lease_timeout=1.0, task_oom_retries=0, max_nodes=0, record="")
     died: list[bytes] = []

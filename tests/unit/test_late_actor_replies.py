@@ -31,6 +31,7 @@ class Engine:
         self.lock = contextlib.nullcontext()
         self.peers: dict[bytes, Peer] = {}
         self.dirty: list[Peer] = []
+        self.links = self
         self.timers: list[Any] = []
         self.rest: Any = lambda proc: None
 

@@ -53,7 +53,7 @@ class World:
         self.listener.settimeout(30)
         ours, self.own_raylet = socket.socketpair()
         self.engine = IoEngine(
-            ME, str(tmp), {1: str(self.path)}, peer_lost=lambda proc, why: self.visiting.lost(node_of(proc))
+            ME, str(tmp), ours, {1: str(self.path)}, peer_lost=lambda proc, why: self.visiting.lost(node_of(proc))
         )
         self.table, self.heard = Table(), []
         unused = SimpleNamespace(loaded=())
@@ -61,7 +61,7 @@ class World:
         self.arenas: dict[int, Arena] = {}
         self.visiting = NeighborStoreClient(process, self.arenas, {1: str(self.path)})
         handlers = {m.Welcome: self.visiting.on_welcome, m.Unpin: lambda src, msg: self.heard.append((src, msg))}
-        self.engine.start(ours, handlers)
+        self.engine.start(handlers)
         self.raylet: socket.socket
 
     def meet(self) -> None:
@@ -193,7 +193,7 @@ def test_nothing_is_left_of_a_dead_neighbor_that_is_not_read_any_more(world: Wor
     socket.send_fds(world.raylet, [world.welcome()], [arena])
     assert world.tells("met 1")
     with world.engine.lock:
-        world.engine.lose_node(1)
+        world.engine.links.lose_node(1)
         world.visiting.leave(1)
     world.raylet.close()
     assert not world.arenas and descriptors() == 1

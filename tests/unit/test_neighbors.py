@@ -55,8 +55,8 @@ class Proc:
     def buries(self, node: int, proc: bytes) -> None:
         """Its raylet says that a node is dead, and with it this process."""
         with self.engine.lock:
-            self.engine.drop_peer(proc)
-            self.engine.lose_node(node)
+            self.engine.links.drop_peer(proc)
+            self.engine.links.lose_node(node)
 
     def passes_on(self) -> bool:
         """Whether its raylet was given something."""
@@ -75,11 +75,11 @@ def begin(tmp_path: Path, node: int, number: int) -> Proc:
     lost: list[bytes] = []
     neighbors = {1 - node: str(dirs[1 - node])}
     engine = IoEngine(
-        make_proc(node, number), str(dirs[node]), neighbors, peer_lost=lambda proc, reason: lost.append(proc)
+        make_proc(node, number), str(dirs[node]), ours, neighbors, peer_lost=lambda proc, reason: lost.append(proc)
     )
     proc = Proc(engine, raylet, lost=lost)
     handlers = {m.ProbeViaRaylet: lambda src, msg: proc.came.append((src, msg))}
-    proc.engine.start(ours, handlers)
+    proc.engine.start(handlers)
     return proc
 
 
@@ -196,7 +196,7 @@ def test_a_stale_descriptor_takes_no_other_connection_with_it(two: tuple[Proc, P
 
 def test_who_sees_us_is_heard_even_where_we_do_not_see_him(two: tuple[Proc, Proc]) -> None:
     here, there = two
-    there.engine._dirs.pop(0)
+    there.engine.links._dirs.pop(0)
     here.says(there.engine.me)
     assert there.hears(1)
 
@@ -216,6 +216,6 @@ def test_last_words_are_read_from_whatever_connection_they_came_on(two: tuple[Pr
 def test_who_cannot_connect_to_us_is_written_to_through_raylets(two: tuple[Proc, Proc]) -> None:
     here, there = two
     with here.engine.lock:
-        here.engine.on_probe_via_raylet(there.engine.me)
+        here.engine.links.on_probe_via_raylet(there.engine.me)
     here.says(there.engine.me)
     assert here.passes_on() and not there.hears(1, 0.05)

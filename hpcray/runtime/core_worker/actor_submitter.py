@@ -275,7 +275,7 @@ class ActorSubmitter:
         if task.attempt and task.num_returns > 1:
             self._submission.announce_missing_returns(task, client.worker)
         engine = self._engine
-        peer = engine.peers.get(client.worker) or engine.peer(client.worker)
+        peer = engine.peers.get(client.worker) or engine.links.peer(client.worker)
         peer.out.append(m.ActorCall(task.id, task.method, task.args, task.num_returns, refs, inline))
         if not peer.dirty:
             peer.dirty = True

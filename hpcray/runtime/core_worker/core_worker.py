@@ -19,6 +19,7 @@ from hpcray.core.core_worker.object_entry import PENDING, Hint, site_of
 from hpcray.core.core_worker.object_table import ObjectTable, Waiter
 from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.arena import Arena
+from hpcray.platform.process_tree import PrestartedThread
 from hpcray.platform.resource_limits import usable_memory
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
@@ -160,11 +161,15 @@ class CoreWorker:
         diagnostics: Callable[[CoreWorker], Diagnostics],
         features: FeatureTable,
         executor: Callable[[CoreWorker], WorkerExecutor] | None,
+        listener: socket.socket | None,
+        thread: PrestartedThread | None,
     ) -> None:
         self.me = me = welcome.proc
         self.node = node_of(me)
         self.config = config = Config(**welcome.config)
-        self.engine = engine = IoEngine(me, session_dir, welcome.neighbors, config.spin, self._peer_lost, self.drain)
+        self.engine = engine = IoEngine(
+            me, session_dir, sock, welcome.neighbors, config.spin, self._peer_lost, self.drain, listener, thread
+        )
         self.dead: str | None = None
         self.extensions: Extensions = Extensions(self, features, config.extensions)
         self.table, self.recorder = _make_table(
@@ -183,7 +188,6 @@ class CoreWorker:
         released.clear()
         self._gc_thread: PythonGCThread | None = None
         self._warned: set[str] = set()
-        self._sock = sock
         self.gcs: GcsClient = GcsClient(self)
         self.submitter: TaskSubmitter = TaskSubmitter(self, self.gcs, welcome.places)
         admission = DrainAdmission(self, self.submitter.leases, self.submitter.fail)
@@ -195,15 +199,10 @@ class CoreWorker:
         self.waits: WaitManager = WaitManager(self, unknown_ref)
         self.executor = executor(self) if executor is not None else None
 
-    def start(self, *handlers: HandlerTable, listener: socket.socket | None = None) -> None:
-        """Begin to read and write.
-
-        Args:
-            handlers: those of a worker or of a driver, beside HANDLERS.
-            listener: the socket for peers, if it had to exist before the raylet learned of this process.
-        """
+    def start(self, *handlers: HandlerTable) -> None:
+        """Begin to read and write. handlers: those of a worker or of a driver, beside HANDLERS."""
         self.handlers = BoundHandlers((self, HANDLERS), self.diagnostics.handlers, *handlers)
-        self.engine.start(self._sock, self.handlers, listener)
+        self.engine.start(self.handlers)
 
     def check_alive(self) -> None:
         """Raise LocalRayletDiedError if nothing can be requested any more."""
@@ -292,7 +291,7 @@ class CoreWorker:
         self.table.on_object_get(src, msg.id)
         entry = self.table.entries.get(msg.id)
         if entry is not None and len(entry.value) > LONG:
-            peer = self.engine.peer(src)
+            peer = self.engine.links.peer(src)
             self.engine.flush_long_soon(peer, len(entry.value) * len(peer.out) >= LONG_BATCH)
 
     def _on_object_lost(self, src: bytes, msg: m.ObjectLost) -> None:
@@ -426,7 +425,7 @@ class CoreWorker:
     def process_died(self, proc: bytes, reason: str) -> None:
         """Drop a dead process: its leases, tasks, borrows and copies (lock held)."""
         self.engine.read_rest(proc)  # its last answers: its raylet's word comes on another way
-        self.engine.drop_peer(proc)
+        self.engine.links.drop_peer(proc)
         self.gcs.process_died(proc)
         self.extensions.process_died(proc)
         if self.executor is not None:
@@ -467,7 +466,7 @@ class CoreWorker:
     def _cluster_grew(self, msg: m.ClusterGrew) -> None:
         """Nodes have joined the job (lock held)."""
         self.place.cluster_size = msg.cluster_size
-        self.engine.add_neighbors(msg.neighbors)
+        self.engine.links.add_neighbors(msg.neighbors)
         self.stores.neighbors.add(msg.neighbors)
         self.table.pins.add_neighbors(sorted(msg.neighbors))
         self.submitter.cluster_grew(msg.places)
@@ -481,9 +480,9 @@ class CoreWorker:
         retries = self.submitter.retries
         retries.hold()
         try:
-            for proc in sorted({*self.engine.peers_of(msg.node), *table.recovery.processes_of(msg.node)}):
+            for proc in sorted({*self.engine.links.peers_of(msg.node), *table.recovery.processes_of(msg.node)}):
                 self.process_died(proc, f"node {msg.node} died: {msg.reason}")
-            self.engine.lose_node(msg.node)
+            self.engine.links.lose_node(msg.node)
             table.recovery.node_died(msg.node, msg.reason)
             table.copies.node_died(msg.node)
         finally:
@@ -584,7 +583,7 @@ HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
     m.Exit: lambda p: lambda _, msg: p.end(msg.code),
     m.ProcDied: lambda p: lambda _, msg: p.process_died(msg.proc, msg.reason),
     m.Undeliverable: lambda p: lambda _, msg: p._undeliverable(msg),
-    m.ProbeViaRaylet: lambda p: lambda src, _: p.engine.on_probe_via_raylet(src),
+    m.ProbeViaRaylet: lambda p: lambda src, _: p.engine.links.on_probe_via_raylet(src),
     m.NodeDied: lambda p: lambda _, msg: p._node_died(msg),
     m.HeadMoved: lambda p: lambda _, msg: p._head_moved(msg),
     m.Evacuate: lambda p: lambda _, msg: p._evacuate(msg),
@@ -612,7 +611,7 @@ def _forked() -> None:
     connection end when the parent ends."""
     current.forget_postponed()
     if current.process is not None:
-        current.process.engine.close_after_fork()
+        current.process.engine.links.close_after_fork()
     current.process = None
     if current.worker is not None:
         current.worker.begin_forked_child()
@@ -628,6 +627,8 @@ def connect(
     diagnostics: Callable[[CoreWorker], Diagnostics],
     features: FeatureTable = NO_FEATURES,
     executor: Callable[[CoreWorker], WorkerExecutor] | None = None,
+    listener: socket.socket | None = None,
+    thread: PrestartedThread | None = None,
 ) -> CoreWorker:
     """Join the session in `session_dir` as a "driver", "attached" driver, or "worker". `start` it when it is complete.
 
@@ -635,6 +636,8 @@ def connect(
         diagnostics: what answers questions about the process: `diagnostics.introspection.ObjectInventory`.
         features: what the entry point of this process knows about features.
         executor: what runs the tasks of a worker.
+        listener: the socket for peers, if it had to exist before the raylet learned of this process.
+        thread: runs the I/O engine in the background, in place of a new one.
 
     Raises:
         RaySystemError: no raylet answers there.
@@ -656,7 +659,8 @@ def connect(
         raise RaySystemError(f"the raylet of {session_dir} closed the connection; hint: is its job still running?")
     (welcome,) = m.decode(frame[16:])
     assert isinstance(welcome, m.Welcome)
-    return CoreWorker(sock, welcome, map_arena(fds[0], welcome), kind, session_dir, diagnostics, features, executor)
+    arena = map_arena(fds[0], welcome)
+    return CoreWorker(sock, welcome, arena, kind, session_dir, diagnostics, features, executor, listener, thread)
 
 
 def _read_exactly(sock: socket.socket, size: int) -> bytes:

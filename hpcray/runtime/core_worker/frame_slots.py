@@ -26,7 +26,7 @@ class FrameSlotClient:
         self._node = node_of(engine.me)
         self._raylet = raylet_of(self._node)
         self._granted: list[int] = []
-        engine.frame_writers.append(self)
+        engine.links.frame_writers.append(self)
 
     def share(self, dest: bytes, pieces: Sequence[bytes], size: int) -> bytes | None:
         """Write a frame into a slot.

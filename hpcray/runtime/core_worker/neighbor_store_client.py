@@ -92,7 +92,7 @@ class NeighborStoreClient:
                 self._engine.add_timer(monotonic(), lambda now: self._context.table.recovery.neighbor_lost(node))
             return
         greeted = _Greeted(sock.family, sock.type, fileno=sock.detach())
-        peer = self._engine.add_neighbor_raylet(greeted, raylet_of(node))
+        peer = self._engine.links.add_neighbor_raylet(greeted, raylet_of(node))
         self._peers[node] = (peer, greeted)
         self._engine.send_to(peer, m.Hello(os.getpid(), m.GUEST))
 
@@ -110,7 +110,7 @@ class NeighborStoreClient:
         except (ArenaError, OSError):  # our limits do not allow it
             if fd >= 0:
                 os.close(fd)
-            self._engine.drop_neighbor_raylet(self._peers.pop(node)[0])
+            self._engine.links.drop_neighbor_raylet(self._peers.pop(node)[0])
             self._context.table.recovery.neighbor_lost(node)
             return
         self._context.table.pins.met(node)

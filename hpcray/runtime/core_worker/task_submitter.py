@@ -251,7 +251,7 @@ class TaskSubmitter:
 
     def _push(self, task: PendingTask, proc: bytes) -> None:
         engine = self._engine
-        peer = engine.peers.get(proc) or engine.peer(proc)
+        peer = engine.peers.get(proc) or engine.links.peer(proc)
         fn = task.fn
         assert fn is not None
         if fn.id not in peer.functions:

@@ -303,7 +303,7 @@ class Replies:
                 self._refs.send_after_acks(dest, msg)
                 engine.flush()
                 return
-            peer = engine.peers.get(dest) or engine.peer(dest)  # `send`, without a call
+            peer = engine.peers.get(dest) or engine.links.peer(dest)  # `send`, without a call
             peer.out.append(msg)
             if not peer.dirty:
                 peer.dirty = True

@@ -877,7 +877,7 @@ class TaskExecutor:
             figures = self.process.diagnostics.introspect("last", ())
             self.engine.send(self._raylet, m.LastFigures(msgspec.msgpack.encode(figures)))
         self.engine.flush()
-        self.engine.write_rest(_EXIT_WRITE_TIMEOUT)
+        self.engine.links.write_all(_EXIT_WRITE_TIMEOUT)
 
     def _await_own_tasks(self) -> None:
         """The replies that wait for owners of refs leave first; and what an actor has submitted ends, as in Ray."""
