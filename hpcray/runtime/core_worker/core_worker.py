@@ -167,14 +167,12 @@ class CoreWorker:
         self.me = me = welcome.proc
         self.node = node_of(me)
         self.config = config = Config(**welcome.config)
-        self.engine = engine = IoEngine(
+        self.engine = IoEngine(
             me, session_dir, sock, welcome.neighbors, config.spin, self._peer_lost, self.drain, listener, thread
         )
         self.dead: str | None = None
         self.extensions: Extensions = Extensions(self, features, config.extensions)
-        self.table, self.recorder = _make_table(
-            me, engine, self._lost_blob, config, features, lambda task: self.submitter.retries.reconstruct(task)
-        )
+        self.table, self.recorder = self._make_table(features)
         self.local = ThreadState()
         node = welcome.node_id, welcome.host, welcome.head, welcome.cluster_size
         self.place = ProcessPlace(kind, session_dir, *node, welcome.run, welcome.job)
@@ -249,6 +247,18 @@ class CoreWorker:
             self.check_alive()
             self.engine.send(HEAD, m.RequestGarbageCollection())
             self.engine.flush()
+
+    def _make_table(self, features: FeatureTable) -> tuple[ObjectTable, Any]:
+        """Recording and call-site tracking are opt-in; the default table carries no overhead."""
+        engine, config = self.engine, self.config
+        remake: Callable[[PendingTask], None] = lambda task: self.submitter.retries.reconstruct(task)  # noqa: E731
+        given = self.me, engine.send, engine.notify, self._lost_blob, config.lineage_limit, remake
+        record = features.record_table if config.record else None
+        table, recorder = record(*given) if record is not None else (ObjectTable(*given), None)
+        if config.record_ref_creation_sites:
+            table.record_creation_sites(creation_site)
+            carry_creation_sites()
+        return table, recorder
 
     def _lost_blob(self, oid: bytes, reason: str, why: str) -> bytes:
         return lost_blob(oid, reason, why, self.dead, site_of(self.table.entries.get(oid)))
@@ -518,26 +528,6 @@ class CoreWorker:
             extension.close()
         self.engine.close()
         self.stores.close()
-
-
-def _make_table(
-    me: bytes,
-    engine: IoEngine,
-    lost: Callable[[bytes, str, str], bytes],
-    config: Config,
-    features: FeatureTable,
-    remake: Callable[[PendingTask], None],
-) -> tuple[ObjectTable, Any]:
-    """Recording and call-site tracking are opt-in; the default table carries no overhead."""
-    recorder = None
-    if config.record and features.record_table is not None:
-        table, recorder = features.record_table(me, engine.send, engine.notify, lost, config.lineage_limit, remake)
-    else:
-        table = ObjectTable(me, engine.send, engine.notify, lost, config.lineage_limit, remake)
-    if config.record_ref_creation_sites:
-        table.record_creation_sites(creation_site)
-        carry_creation_sites()
-    return table, recorder
 
 
 HANDLERS: dict[type, Callable[[CoreWorker], Handler]] = {
