@@ -162,8 +162,8 @@ def read_topology_file(path: str) -> Network:
 
 def _show_topology() -> str:
     """The output of `scontrol show topology`; "" where it does not work."""
-    try:
-        done = run_command(["scontrol", "show", "topology"], _SCONTROL_TIMEOUT)
+    try:  # SLURM_TOPO_LEN would cut lines off
+        done = run_command(["env", "-u", "SLURM_TOPO_LEN", "scontrol", "show", "topology"], _SCONTROL_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
@@ -223,7 +223,8 @@ def _domain_of(nvml: ctypes.CDLL, gpu: str) -> str:
 #
 # The forms are documented in topology.conf(5), topology.yaml(5), scontrol(1) and, for the address, srun(1).
 
-_FIELD = re.compile(r"(\w+)\s*=\s*(\S+)")
+# A name and its value, which may stand in quotation marks; none where the next name follows: `Nodes= Switches=s1`.
+_FIELD = re.compile(r'(\w+)\s*=\s*(?!\w+=)"?([^\s"]+)')
 _NO_CHARACTERS = re.compile(r"[^A-Za-z0-9_.-]+")
 _LABEL_LENGTH = 63
 _OTHER_LINES = {"aggregatedblock", "blocksizes"}
@@ -269,16 +270,18 @@ class NodePlace:
 def read_address(address: str, pattern: str, node: str = "") -> NodePlace:
     """Read the address that Slurm gives to a task's node: `s0.s1.n1` by the pattern `switch.switch.node`.
 
-    A node behind several leaf switches has them in brackets (`s0.s[1-2].n1`): the first one counts.
+    A node behind several leaf switches has them in brackets (`s0.s[1-2].n1`): the first one counts. A node at fewer
+    levels than others has empty names in between (`s0..s1.n1`), one behind no switch nothing else (`..n1`).
 
     Args:
         address, pattern: `SLURM_TOPOLOGY_ADDR` and `SLURM_TOPOLOGY_ADDR_PATTERN`.
         node: name of the node, if it is known: an address of another node, which was inherited, says nothing.
     """
-    names, kinds = _split(address), _split(pattern)
-    if len(names) != len(kinds) or not names or kinds[-1] != "node" or (node and names[-1] != node):
+    kinds, end = _split(pattern), f".{node}" if node else ""
+    names = [*_split(address.removesuffix(end)), node] if node else _split(address)  # its name may have dots
+    if len(names) != len(kinds) or not names or kinds[-1] != "node" or not address.endswith(end):
         return NodePlace()
-    path = tuple(_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "switch")
+    path = tuple(_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "switch" and name)
     blocks = [_first(name) for name, kind in zip(names, kinds, strict=True) if kind == "block"]
     return NodePlace(path, blocks[-1] if blocks else "")
 
@@ -290,7 +293,8 @@ def parse_topology(text: str) -> Network:
         ValueError: a line has another form; the message has its number.
     """
     network = Network()
-    for number, line in enumerate(_joined(text), 1):
+    # Of several parents, switches or blocks the first one counts, as in the address of a node: it comes last here.
+    for number, line in reversed([*enumerate(_joined(text), 1)]):
         found = {key.lower(): value for key, value in _FIELD.findall(line)}
         name = found.get("switchname") or found.get("blockname") or ""
         try:
@@ -310,13 +314,12 @@ def parse_topology(text: str) -> Network:
             ) from None
         network.parents.update(dict.fromkeys(below, name))
         if not below:  # the output of scontrol lists a higher switch's nodes, too
-            for node in nodes:
-                network.switch_of.setdefault(node, name)
+            network.switch_of.update(dict.fromkeys(nodes, name))
     return network
 
 
 def parse_topology_yaml(text: str) -> Network:
-    """Read `topology.yaml`: the first tree and the first blocks in it.
+    """Read `topology.yaml`: the tree and the blocks that are the cluster's default, else the first ones in it.
 
     Raises:
         ValueError: it has another form.
@@ -330,13 +333,13 @@ def parse_topology_yaml(text: str) -> Network:
         raise ValueError(f"the topology is no YAML: {error}") from None
     network = Network()
     try:
-        for one in found or []:
+        for one in sorted(found or [], key=lambda one: not one.get("cluster_default")):
             tree, block = one.get("tree") or {}, one.get("block") or {}
             if tree and not network.switch_of:
                 _add_tree(network, tree["switches"])
             if block and not network.block_of:
-                for entry in block["blocks"]:
-                    network.block_of.update(dict.fromkeys(expand_nodes(entry.get("nodes", "")), str(entry["block"])))
+                for entry in reversed(block["blocks"]):
+                    network.block_of.update(dict.fromkeys(expand_nodes(entry.get("nodes") or ""), str(entry["block"])))
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
             f"the topology has another form than Slurm's topology.yaml: {type(error).__name__}: {error}"
@@ -344,12 +347,11 @@ def parse_topology_yaml(text: str) -> Network:
     return network
 
 
-def _add_tree(network: Network, switches: Iterable[Mapping[str, Any]]) -> None:
-    for entry in switches:
+def _add_tree(network: Network, switches: Sequence[Mapping[str, Any]]) -> None:
+    for entry in reversed(switches):
         name = str(entry["switch"])
         network.parents.update(dict.fromkeys(expand_nodes(entry.get("children") or ""), name))
-        for node in expand_nodes(entry.get("nodes") or ""):
-            network.switch_of.setdefault(node, name)
+        network.switch_of.update(dict.fromkeys(expand_nodes(entry.get("nodes") or ""), name))
 
 
 def label_value(name: str) -> str:

@@ -142,7 +142,8 @@ def near_domains(
 
     Sets behind equally few leaves are ranked by how deep in the network they have a switch in common, and then by the
     room that they leave, so that larger groups find whole switches later. The number of leaves is the least possible
-    where all bundles are alike; else room is estimated, and further leaves follow in the next sets.
+    where all bundles are alike; else room is estimated, and the next sets are as many leaves, those with most room, and
+    then further leaves.
 
     Args:
         bundles, strategy, free, used: as `plan_bundles` takes them.
@@ -176,9 +177,9 @@ def near_domains(
         return []
     best = min(found)[-1]
     rest = [place for place in ranked if place not in best]
-    # Where the estimate was too good, one leaf more mostly does.
+    # Where the estimate was too good, leaves with more room or one leaf more mostly do.
     more = [[*best, *rest[:count]] for count in sorted({1, 2, 3, len(best)})]
-    sets = [best, *more, ranked]
+    sets = [best, ranked[: len(best)], *more, ranked]
     return [[node for place in some for node in leaves[place]] for i, some in enumerate(sets) if some not in sets[:i]]
 
 

@@ -53,8 +53,8 @@ def on(host):
 
 
 @ray.remote
-def make():
-    return np.ones(32 << 20)
+def make(count=32 << 20):
+    return np.ones(count)
 
 
 @ray.remote
@@ -135,6 +135,43 @@ ray.get([read.options(scheduling_strategy=on(host), num_cpus=0).remote(ref) for 
 show(broadcast={switch: (count - before[switch]) / (256 << 20) for switch, count in crossed().items()})
 """
 
+DATA = """
+@ray.remote
+def part(count):
+    return tuple(np.ones((count, 1 << 19)))
+
+
+@ray.remote
+def merge(*parts):
+    return os.uname().nodename
+
+
+@ray.remote
+def use(block, seconds):
+    time.sleep(seconds)
+    return os.uname().nodename
+
+
+def counted(ask):
+    before = crossed()["s2"]
+    return sorted(ray.get(ask())), (crossed()["s2"] - before) / (1 << 20)
+
+
+for host in ("n1", "n2", "n3", "n4"):
+    ray.get([use.options(scheduling_strategy=on(host)).remote(b"", 0.2) for _ in range(4)])
+rows = [
+    part.options(num_returns=4, scheduling_strategy=on(host)).remote(4)
+    for host, count in (("n2", 4), ("n3", 3), ("n4", 3))
+    for _ in range(count)
+]
+ray.wait([row[0] for row in rows], num_returns=len(rows), fetch_local=False)
+show(shuffle=counted(lambda: [merge.remote(*column) for column in zip(*rows)]))
+blocks = [make.options(scheduling_strategy=on("n3")).remote(1 << 20) for _ in range(12)]
+ray.wait(blocks, num_returns=len(blocks), fetch_local=False)
+time.sleep(1)
+show(map=counted(lambda: [use.remote(block, 1.0) for block in blocks]))
+"""
+
 
 @pytest.fixture(scope="module")
 def switches() -> Iterator[Cluster]:
@@ -192,6 +229,19 @@ def test_a_job_uses_what_slurm_knows_of_the_network(switches: Cluster) -> None:
         assert 1 <= facts["broadcast"] <= 1.1, told
         assert (facts["joined"], facts["size"]) == ("s2", 1.0), told
         assert facts["again"] <= 0.1, "from n3, behind the same switch"
+
+
+def test_a_shuffle_and_a_map_put_less_on_the_link_than_without_places(switches: Cluster) -> None:
+    """The version before places (9f4fa4c) puts 96 MB of the shuffle's 160 on it, as n2 alone has the largest part, and
+    32 MB of the map's 96, as what n3 cannot begin soon goes to all others."""
+    with leak_checked(switches, "data") as slurm:
+        answers = slurm.place / "traffic"
+        script, program = slurm.source / "slurm" / "cpu.sbatch", slurm.write(HELPERS + DATA)
+        facts = facts_of(slurm, slurm.sbatch("-N4", "-c4", script, "--cpus-per-node", 4, program, answers), answers)
+        told = facts["output"]
+        (at, crossed), (ran, through) = facts["shuffle"], facts["map"]
+        assert set(at) <= {"n3", "n4"} and 64 <= crossed <= 1.1 * 64, told
+        assert set(ran) == {"n3", "n4"} and through <= 0.1 * 32, told
 
 
 def test_nodes_that_join_in_either_way_know_their_switch(uneven: Cluster) -> None:

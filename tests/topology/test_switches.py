@@ -86,6 +86,15 @@ YAML = """\
         ("s0.tux1", "switch.switch.node", "tux1", NodePlace()),
         ("", "", "", NodePlace()),
         ("s0.s4.tux1", "", "tux1", NodePlace()),
+        # Taken from Slurm 22.05 with a tree of uneven depth, with nodes behind several switches, and with one switch.
+        ("s0..s1.n1", "switch.switch.switch.node", "n1", NodePlace(("s0", "s1"))),
+        ("s0.spine[2,1].edge-b,aleaf7.n1", "switch.switch.switch.node", "n1", NodePlace(("s0", "spine2", "edge-b"))),
+        ("s0.s[01,03].n3", "switch.switch.node", "n3", NodePlace(("s0", "s01"))),
+        ("only.n4", "switch.node", "n4", NodePlace(("only",))),
+        ("..n9", "switch.switch.node", "n9", NodePlace()),  # behind no switch, as topology_tree.c writes it
+        ("b1.10.140.71.103", "block.node", "10.140.71.103", NodePlace((), "b1")),
+        ("b1.n1.site", "block.node", "n1", NodePlace()),
+        ("s0.n1", "switch.switch.node", "n2", NodePlace()),
     ],
 )
 def test_addresses_of_slurm(address: str, pattern: str, node: str, expected: NodePlace) -> None:
@@ -109,10 +118,90 @@ def test_output_of_scontrol() -> None:
     assert parse_topology("") == parse_topology("No topology information available\n") == Network()
 
 
+def test_empty_fields_and_quotation_marks() -> None:
+    """A switch or a block whose nodes were all removed has an empty field; topology.conf may quote."""
+    found = parse_topology('SwitchName=s0 Level=1 LinkSpeed=1 Nodes= Switches=s1\nSwitchName=s1 Nodes = "n[08-10]"\n')
+    assert (found.path_of("n09"), list(found.switch_of)) == (("s0", "s1"), ["n08", "n09", "n10"])
+    assert parse_topology("BlockName=b1 BlockIndex=0 Nodes= BlockSize=4\n") == Network()
+
+
+def test_of_several_parents_in_topology_yaml_the_first_one_counts() -> None:
+    switches = (
+        "[{switch: l1, nodes: n1}, {switch: l2, nodes: n1}, {switch: p2, children: l1}, {switch: p1, children: l1}]"
+    )
+    blocks = "[{block: b2, nodes: n1}, {block: b1, nodes: n1}]"
+    found = parse_topology_yaml(f"- tree: {{switches: {switches}}}\n- block: {{blocks: {blocks}}}\n")
+    assert (found.path_of("n1"), found.block_of) == (("p2", "l1"), {"n1": "b2"})
+    for wrong in ("{switches: 7}", "{switches: {l1: n1}}"):
+        with pytest.raises(ValueError, match="another form"):
+            parse_topology_yaml(f"- tree: {wrong}\n")
+
+
+SEVERAL = [
+    # (output of scontrol, {node: address}), both of Slurm 22.05: the first of several parents and leaves counts.
+    (
+        "SwitchName=l1 Level=0 LinkSpeed=1 Nodes=n1,n2\nSwitchName=l2 Level=0 LinkSpeed=1 Nodes=n3,n4\n"
+        "SwitchName=sp2 Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=l[1-2]\n"
+        "SwitchName=sp1 Level=1 LinkSpeed=1 Nodes=n[1-4] Switches=l[1-2]\n",
+        {"n1": "sp[2,1].l1.n1", "n4": "sp[2,1].l2.n4"},
+    ),
+    (
+        "SwitchName=edge-b Level=0 LinkSpeed=1 Nodes=n1,n2\nSwitchName=aleaf7 Level=0 LinkSpeed=1 Nodes=n1,n3,n4\n"
+        "SwitchName=spine2 Level=1 LinkSpeed=1 Nodes=n[1-2] Switches=edge-b\n"
+        "SwitchName=spine1 Level=1 LinkSpeed=1 Nodes=n[1,3-4] Switches=aleaf7\n"
+        "SwitchName=s0 Level=2 LinkSpeed=1 Nodes=n[1-4] Switches=spine[1-2]\n",
+        {"n1": "s0.spine[2,1].edge-b,aleaf7.n1", "n3": "s0.spine1.aleaf7.n3"},
+    ),
+    (
+        "SwitchName=s1 Level=0 LinkSpeed=1 Nodes=n1,n2\nSwitchName=s2 Level=0 LinkSpeed=1 Nodes=n3,n4\n"
+        "SwitchName=s3 Level=1 LinkSpeed=1 Nodes=n[3-4] Switches=s2\n"
+        "SwitchName=s0 Level=2 LinkSpeed=1 Nodes=n[1-4] Switches=s1,s3\n",
+        {"n1": "s0..s1.n1", "n3": "s0.s3.s2.n3"},
+    ),
+    (
+        "SwitchName=leaf01 Level=0 LinkSpeed=1 Nodes=n1\nSwitchName=leaf02 Level=0 LinkSpeed=1 Nodes=n2\n"
+        "SwitchName=leaf03 Level=0 LinkSpeed=1 Nodes=n[3-4]\n"
+        "SwitchName=pod-1 Level=1 LinkSpeed=1 Nodes=n[1-2] Switches=leaf[01-02]\n"
+        "SwitchName=pod-2 Level=1 LinkSpeed=1 Nodes=n[3-4] Switches=leaf03\n"
+        "SwitchName=core Level=2 LinkSpeed=1 Nodes=n[1-4] Switches=pod-[1-2]\n",
+        {"n2": "core.pod-1.leaf02.n2", "n4": "core.pod-2.leaf03.n4"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("told", "addresses"), SEVERAL)
+def test_who_asks_finds_the_same_place_as_who_was_told(told: str, addresses: dict[str, str]) -> None:
+    """Else a node that joins by ssh would not be near those behind its own switch."""
+    network = parse_topology(told)
+    for node, address in addresses.items():
+        pattern = "switch." * (address.count(".")) + "node"
+        assert read_address(address, pattern, node).path == network.path_of(node), node
+
+
+def test_nothing_cuts_the_answer_of_scontrol_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`SLURM_TOPO_LEN` is the length of its lines: "SwitchName=s1 Nodes=n[1-12]" would be no list of nodes."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\nprintf "%.${SLURM_TOPO_LEN:-999}s\\n" "SwitchName=s1 Level=0 Nodes=n[1-12]"\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_TOPO_LEN", "32")
+    assert node_labels({"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "n12"})["hpcray.io/switch"] == "s1"
+
+
 def test_topology_yaml() -> None:
     network = parse_topology_yaml(YAML)
     assert network.path_of("node03") == ("sw_root", "s2")
     assert (network.block_of["node04"], network.block_of["node05"]) == ("b1", "b2")
+
+
+def test_the_default_of_the_cluster_counts_before_other_trees() -> None:
+    """topology.yaml(5): a topology may be that of a few partitions alone."""
+    other = "- topology: gpu\n  tree:\n    switches:\n      - {switch: g1, nodes: 'node[01-04]'}\n"
+    network = parse_topology_yaml(other + YAML.removeprefix("---\n"))
+    assert network.path_of("node03") == ("sw_root", "s2")
+    one = "- topology: topo1\n  tree:\n    switches:\n    - switch: sw_root\n      nodes: node[01-04]\n"
+    assert parse_topology_yaml(one).path_of("node02") == ("sw_root",)
+    assert parse_topology_yaml("- block: {blocks: [{block: b1, nodes: }]}\n") == Network()
 
 
 def test_a_circle_of_switches_ends() -> None:
@@ -184,6 +273,11 @@ def refuse() -> str:
             {"hpcray.io/block": "b1", "hpcray.io/host": HERE},
         ),
         ({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0"}, {}),
+        (
+            {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_TOPOLOGY_ADDR": "s0..s1.n1",
+             "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.switch.node", "SLURMD_NODENAME": "n1"},
+            {"hpcray.io/switch": "s1", "hpcray.io/switch-path": "s0.s1", "hpcray.io/host": HERE},
+        ),
     ],
 )  # fmt: skip
 def test_srun_says_it_and_nobody_is_asked(environ: dict[str, str], expected: dict[str, str]) -> None:
@@ -215,6 +309,7 @@ def test_a_node_that_joins_by_ssh_asks_although_its_environment_says_nothing_of_
 @pytest.mark.parametrize(
     "answer",
     [
+        "RingName=ring0 RingSize=8 Nodes=node[01-08]",
         "",
         "slurm_load_topo error: Unspecified error",
         "No topology information available",
@@ -224,6 +319,12 @@ def test_a_node_that_joins_by_ssh_asks_although_its_environment_says_nothing_of_
 def test_a_slurm_that_does_not_know_the_node_gives_no_label(answer: str) -> None:
     assert node_labels({"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "dev7"}, ask_slurm=lambda: answer) == {}
     assert node_labels({"SLURMD_NODENAME": "dev7"}, joins=True, ask_slurm=lambda: answer) == {}
+    environ = {
+        "SLURM_PROCID": "0",
+        "SLURM_TOPOLOGY_ADDR": "..dev7",
+        "SLURM_TOPOLOGY_ADDR_PATTERN": "switch.switch.node",
+    }
+    assert node_labels({"SLURM_JOB_ID": "1", "SLURMD_NODENAME": "dev7", **environ}, ask_slurm=lambda: answer) == {}
 
 
 @pytest.mark.parametrize(
