@@ -118,6 +118,13 @@ def test_nothing_below_the_launcher_listens(held: list[int]) -> None:
     assert listening(held) == []
 
 
+def test_what_ranks_share_was_made_in_the_private_directory(held: list[int]) -> None:
+    """Segments of UCX have no name for long; but a process killed within that time left one in /dev/shm."""
+    mapped = [line for pid in held for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "/dev/shm" in line]
+    assert [line for line in mapped if "/ucx_shm_posix_" in line], "the test would see them"
+    assert not [line for line in mapped if f"/dev/shm/hpcray-{os.getuid()}-" not in line]
+
+
 def attacked(uri: str, mark: Path) -> str:
     said = stranger_says(ATTACK, uri, f"id -u > {mark}", load=("helpers.pmix_tool", "encodings.ascii")).splitlines()[-1]
     if said.startswith("no namespace"):
