@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from hpcray.cli import colour_wanted, version_option
+from hpcray.common.terminal_text import plain_line
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Run": {
@@ -96,9 +97,13 @@ class _Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.ClickException as error:
+            if type(error) is not click.ClickException:  # click's own, with what the user has typed
+                raise
+            raise click.ClickException(plain_line(error.message)) from None  # other users choose names of files
         except OSError as error:
             if isinstance(error.filename, str):
-                raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+                raise click.ClickException(plain_line(f"{error.filename}: {error.strerror}")) from None
             if isinstance(error, FileNotFoundError) and not os.stat(".").st_nlink:
                 raise click.ClickException("the working directory was removed; hint: cd to another one") from None
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):  # of a write, which names no file

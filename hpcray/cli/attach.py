@@ -22,9 +22,11 @@ from hpcray.attach.far_end import FarEnd, socket_path
 from hpcray.cli.job_option import errors_as_messages
 from hpcray.cli.slurm_entry import slurm_jobs_meant
 from hpcray.common.exceptions import JobError, SubmitError
+from hpcray.common.terminal_text import plain_line
 from hpcray.jobs.submission import submit
 from hpcray.jobs.submitted_job import SubmittedJob
 from hpcray.platform.launcher_environment import outside_of_job
+from hpcray.platform.private_files import WORLD, PrivateDirectory
 from hpcray.platform.process_control import code_line
 from hpcray.platform.session_directory import read_session
 
@@ -131,7 +133,18 @@ def _interact(names: dict[str, Any]) -> None:
     except ImportError:
         code.interact(banner="hpcray: no IPython here; hint: pip install ipython", local=names)
         return
-    start_ipython(argv=["--no-banner"], user_ns=names)
+    start_ipython(argv=["--no-banner", f"--InteractiveShellApp.ignore_cwd={not _is_own_place()}"], user_ns=names)
+
+
+def _is_own_place() -> bool:
+    """True if no other user can put modules into the working directory, which IPython searches first: for its own, too.
+    Else a line says so."""
+    try:
+        PrivateDirectory.open(os.getcwd(), False, WORLD, ancestors=True).close()
+    except OSError as error:
+        click.echo(f"hpcray: modules in the working directory are not imported: {plain_line(error)}", err=True)
+        return False
+    return True
 
 
 def _job_meant(job: str) -> str:

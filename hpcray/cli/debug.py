@@ -46,8 +46,7 @@ def debug(address: str, breakpoint_: str | None, only_list: bool, as_json: bool,
             print_json([asdict(one) for one in list_all(process)])
         elif breakpoint_ is not None:
             found = list_all(process)
-            chosen = _choose(found, breakpoint_)
-            if chosen is None:
+            if (chosen := _choose(found, breakpoint_)) is None:
                 _print_list(found, verbose)
                 raise click.ClickException(f"no breakpoint {breakpoint_} waits")
             _attach(process, chosen)
@@ -151,8 +150,7 @@ class _Terminal:
                     sys.stdout.write("\r")
                     text = input(prompt)
                 else:
-                    text = sys.stdin.readline()
-                    if not text:
+                    if not (text := sys.stdin.readline()):
                         return False
                     click.echo(text, nl=not text.endswith("\n"))
         except EOFError:

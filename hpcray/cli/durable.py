@@ -88,8 +88,7 @@ def ls(directory: str | None, name: str | None, limit: int, as_json: bool) -> No
         for key, place in sorted(store.entries(), key=lambda pair: -pair[1].time):
             if place.kind == FUNCTION:
                 continue
-            entry = read_entry(store, key, place)
-            if entry is None or (name is not None and entry.meta.name != name):
+            if (entry := read_entry(store, key, place)) is None or (name is not None and entry.meta.name != name):
                 continue
             rows.append(entry)
             if len(rows) >= limit:
@@ -124,8 +123,7 @@ def why(directory: str | None, key: str, as_json: bool) -> None:
     KEY is the beginning of a key, as `hpcray durable ls` shows it, or the name of a function.
     """
     with _opened(directory) as store:
-        entry = _find(store, key)
-        if entry is None:
+        if (entry := _find(store, key)) is None:
             raise click.ClickException(f"no result of the key or function {key!r} is kept in {store.path}")
         other = nearest(store, entry)
         if as_json:
@@ -272,8 +270,7 @@ def explain(store: ResultStore, entry: Entry) -> Iterator[str]:
     yield f"function   {meta.name}, {kind} of {meta.size:,} bytes, made {made} in {meta.seconds:.3g} s"
     for name, content in entry.meta.arguments:
         yield f"argument   {name} = {show_argument(content)}"
-    description = describe(store, entry.meta.function)
-    if description is None:
+    if (description := describe(store, entry.meta.function)) is None:
         yield f"           the description of its function, {entry.meta.function.hex()[:16]}, is not kept"
         return
     for name, value in description.settings:

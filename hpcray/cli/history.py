@@ -40,8 +40,7 @@ def ended_job(wanted: str) -> JobHistory | None:
 
     Prints on standard error as of when it is.
     """
-    run = _ended_run(wanted)
-    if run is None:
+    if (run := _ended_run(wanted)) is None:
         return None
     history = JobHistory(run)
     click.echo(plain_line(_heading(history)), err=True)
@@ -52,8 +51,7 @@ def _ended_run(wanted: str) -> Run | None:
     if wanted == "auto" or parse_cluster_address(wanted) is not None:
         return None
     name = wanted.removeprefix("slurm://")
-    found = runs_meant(name)
-    if not found:
+    if not (found := runs_meant(name)):
         return None
     newest = found[0]
     live = {job.node.session for job in running_jobs()}
@@ -224,8 +222,7 @@ _WHERE = {
 
 def _sightings(history: JobHistory, ident: bytes) -> Iterator[str]:
     """The looks at the stores that have shown something new of an object."""
-    seen = sorted(history.objects.get(ident, ()))
-    if not seen:
+    if not (seen := sorted(history.objects.get(ident, ()))):
         yield "it was never among the largest objects of a node when its store was looked at: no copy of it is known"
         return
     last: dict[int, Sighting] = {}
@@ -514,15 +511,13 @@ def print_running(history: JobHistory, as_json: bool) -> None:
 
 def print_logs(history: JobHistory, pattern: str, as_json: bool = False) -> None:
     """The log files that stay, one after the other, as far as they are visible here."""
-    folders = history.files()
-    if not folders:
+    if not (folders := history.files()):
         raise click.ClickException(
             f"job {history.run.job} kept no log files of its workers: they went with the job; hint: HPCRAY_LOG_DIR"
         )
     wanted = re.compile(pattern)
     for folder in folders:
-        files = sorted(Path(folder).glob("*.out")) + sorted(Path(folder).glob("*.err"))
-        if not files:
+        if not (files := sorted(Path(folder).glob("*.out")) + sorted(Path(folder).glob("*.err"))):
             click.echo(plain_line(f"{folder}: no log files are visible here"), err=True)
         for path in files:
             lines = [line for line in path.read_text(errors="replace").splitlines() if wanted.search(line)]
@@ -557,14 +552,12 @@ def report(address: str, against: str | None, redact: bool, as_json: bool, file:
     """
     from hpcray.dashboard.report import report_page
 
-    run = _ended_run(address) or _live_run(address)
-    if run is None:
+    if (run := _ended_run(address) or _live_run(address)) is None:
         raise click.ClickException(f"there is no history of a job {address!r}; hint: hpcray jobs")
     history = JobHistory(run)
     other = None
     if against is not None:
-        found = runs_meant(against)
-        if not found:
+        if not (found := runs_meant(against)):
             raise click.ClickException(f"--against: there is no history of a job {against!r}; hint: hpcray jobs")
         other = JobHistory(found[0])
     result: Outcome = outcome(history, ask_slurm(history))

@@ -81,8 +81,7 @@ def session_directory(wanted: str) -> str:
             raise click.ClickException(str(error)) from None
         if name == "auto":
             name = os.environ.get(OWN_SESSION) or os.environ.get(ADDRESS) or "auto"
-        submitted = submitted_job(name)
-        if submitted is not None:
+        if (submitted := submitted_job(name)) is not None:
             name = submitted.job_id
             if here := next((job.path for job in running_jobs() if name in job.submitted_ids), ""):
                 return here

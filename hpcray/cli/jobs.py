@@ -358,8 +358,7 @@ def job_rows(
             "left": "" if left is None else format_duration(left),
         }
     for queued in active_jobs():
-        row = of_job.get(queued.job_id)
-        if row is None:
+        if (row := of_job.get(queued.job_id)) is None:
             rows.append(_queued_row(queued))
         elif not row["left"]:
             row["left"] = queued.time_left
@@ -378,8 +377,7 @@ def _add_ended(rows: list[Row], most: int | None) -> None:
     slurm_states = query_states(list(dict.fromkeys(in_slurm)))
     for run, history in histories:
         result = outcome(history)
-        row = listed.get(run.job) or by_folder.get(os.path.basename(history.submitted))
-        if row is None:
+        if (row := listed.get(run.job) or by_folder.get(os.path.basename(history.submitted))) is None:
             row = _ended_row(run, history, slurm_states.get(run.job, "") or result.state)
             rows.append(row)
             listed[run.job] = row

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from hpcray.cli import typed, version_option
+from hpcray.common.terminal_text import plain_line
 from hpcray.launch.launch_line import (
     AUTO,
     NAMES,
@@ -182,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = compose(options, site)
         tmpdir = launch_config(os.environ).tmpdir
     except (LaunchError, ValueError) as error:
-        print(f"hpcray-launch: {error}", file=sys.stderr)
+        print(f"hpcray-launch: {plain_line(error)}", file=sys.stderr)
         return 2
     if options.dry_run:
         print(shlex.join(line))

@@ -36,8 +36,8 @@ def plain(text: object, lines: bool = False) -> str:
 
 def plain_line(text: object) -> str:
     """A line of a report. Where an error in it has several lines, the further ones are indented: none looks like the
-    report's own."""
-    return plain(text, lines=True).replace("\n", "\n        ")
+    report's own. A text that was one already stays as it is."""
+    return re.sub("\n(?! {8})", "\n        ", plain(text, lines=True))
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -28,6 +28,7 @@ import msgspec
 
 from hpcray.common.ids import show_proc
 from hpcray.diagnostics.cluster_query import PAUSED_THREADS
+from hpcray.platform.private_files import read_private_file
 from hpcray.platform.stacks import part_of_hpcray
 from hpcray.protocol import messages as m
 from hpcray.runtime.core_worker.context import async_task
@@ -164,7 +165,8 @@ class WorkerDebugger(pdb.Pdb):
     def __init__(self, process: CoreWorker, send: Send) -> None:
         self.token = os.urandom(4).hex()
         self.console = DebuggerConsole(send, self.completions)
-        super().__init__(None, self.console, self.console, skip=["hpcray", "hpcray.*"], nosigint=True)  # type: ignore[arg-type]
+        super().__init__(None, self.console, self.console, ["hpcray", "hpcray.*"], True, readrc=False)  # type: ignore[arg-type]
+        _read_settings(self)
         self._process = process
         self._thread = threading.get_ident()
         self._task = _running_task(process)
@@ -349,6 +351,14 @@ class WorkerDebugger(pdb.Pdb):
         return stack[first:], place - first
 
 
+def _read_settings(debugger: pdb.Pdb) -> None:
+    """Give a debugger the commands in the user's `.pdbrc` files. They are code: the one in the working directory counts
+    only where it is this user's, and no other could have written it."""
+    for path in (os.path.realpath(os.path.expanduser("~/.pdbrc")), os.path.abspath(".pdbrc")):
+        with contextlib.suppress(OSError):
+            debugger.rcLines += read_private_file(path).decode(errors="replace").splitlines(True)
+
+
 _debuggers: dict[int, WorkerDebugger] = {}
 """The debuggers of this process, by thread: each waits at its prompt, or its task runs and may stop again."""
 
@@ -363,15 +373,14 @@ def set_trace(frame: FrameType | None, header: str = "") -> None:
         frame = frame.f_back
     if frame is None or os.environ.get("RAY_DEBUG") == "0":
         return
-    worker = current.worker
-    if worker is None:
-        terminal = pdb.Pdb()
+    if (worker := current.worker) is None:
+        terminal = pdb.Pdb(readrc=False)
+        _read_settings(terminal)
         if header:
             terminal.message(header)
         terminal.set_trace(frame)
         return
-    debugger = _debuggers.get(threading.get_ident())
-    if debugger is not None and debugger.evaluates:
+    if (debugger := _debuggers.get(threading.get_ident())) is not None and debugger.evaluates:
         return  # a command at its prompt has come here
     if debugger is None or not debugger.is_of(_running_task(worker.process)):
         debugger = _new_debugger(worker)
@@ -382,8 +391,7 @@ def set_trace(frame: FrameType | None, header: str = "") -> None:
 
 def post_mortem(error: BaseException) -> None:
     """Stop where an error of a task was raised, before it is sent to who waits for the task."""
-    worker = current.worker
-    if worker is not None and not isinstance(error, BdbQuit):
+    if (worker := current.worker) is not None and not isinstance(error, BdbQuit):
         _new_debugger(worker).post_mortem(error)
 
 

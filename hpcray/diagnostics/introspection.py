@@ -151,8 +151,7 @@ class TaskFigures:
         else:  # mostly it is one function, which costs a third then
             counted = Counter({(new[0][1], us, False): count for us, count in Counter(map(_TIME, new)).items()})
         for (name, us, failed), count in counted.items():
-            row = found.get(name)
-            if row is None:
+            if (row := found.get(name)) is None:
                 row = found[name] = [0, 0, 0, {}]
             row[0] += count
             row[1] += count * failed
@@ -272,8 +271,7 @@ class Introspection:
         if msg.what == "profiled":
             self._started_profiler().answer_later(src, msg.req, *msgspec.msgpack.decode(msg.args))
             return None
-        method = self._methods.get(msg.what)
-        if method is None:
+        if (method := self._methods.get(msg.what)) is None:
             return m.GcsReply(msg.req, False, f"unknown question {msg.what!r}".encode())
         args = msgspec.msgpack.decode(msg.args) if msg.args else []
         return m.GcsReply(msg.req, True, msgspec.msgpack.encode(method(*args)))
@@ -337,21 +335,18 @@ class Introspection:
         }
 
     def _loops(self) -> Iterator[Any]:
-        worker = current.worker
-        if worker is not None and worker.actor is not None:
+        if (worker := current.worker) is not None and worker.actor is not None:
             yield from worker.actor.loops()
 
     def _calls(self) -> list[dict[str, Any]]:
         """Return what runs: "task" (id), "name", "seconds", "thread" (0: a coroutine), "actor" (id or b"")."""
-        worker = current.worker
-        if worker is None:
+        if (worker := current.worker) is None:
             return []
         now = perf_counter()
         actor = worker.actor.spec.actor if worker.actor is not None else b""
         rows = []
         for thread, local in list(worker.thread_locals.items()):
-            msg = local.get("task")
-            if msg is not None:
+            if (msg := local.get("task")) is not None:
                 rows.append(_call(worker.running_name(msg), msg, now - local.get("since", now), thread, actor))
         for loop in self._loops():
             for row in coroutine_stacks(loop, frames=False):
@@ -595,8 +590,7 @@ class ObjectInventory:
         rows = {}
         self._process.drain()
         for oid in msg.ids:
-            entry = self._table.entries.get(oid)
-            if entry is not None:
+            if (entry := self._table.entries.get(oid)) is not None:
                 rows[oid] = {
                     "local": entry.local,
                     "borrowers": len(entry.borrowers or ()),

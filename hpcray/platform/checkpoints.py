@@ -64,7 +64,7 @@ def latest(root: str, directory: str) -> str | None:
 
 
 def _pass_over(path: str, error: UntrustedPathError) -> None:
-    print(f"hpcray: the checkpoint {path} is not used: {error}", file=sys.stderr, flush=True)
+    print(f"hpcray: the checkpoint {path!r} is not used: {error}", file=sys.stderr, flush=True)
 
 
 def _need_own_tree(directory: PrivateDirectory) -> None:

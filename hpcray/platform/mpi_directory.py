@@ -107,6 +107,8 @@ def private_memory(environ: MutableMapping[str, str]) -> Iterator[None]:
     changes = memory_settings(directory.path, environ) if directory is not None else {}
     if is_mpi_directory(launcher := environ.get(LAUNCHER_DIRECTORY, "")):
         changes["TMPDIR"] = launcher  # where Open MPI makes a session directory if the launcher is gone
+        # UCX unlinks its segments at once; but a process that is killed before it has would leave one in /dev/shm.
+        changes["UCX_POSIX_DIR"] = environ.get("UCX_POSIX_DIR", launcher)
     before = {name: environ.pop(name) for name in changes if name in environ}
     environ.update(changes)
     try:

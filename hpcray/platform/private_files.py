@@ -23,6 +23,7 @@ import stat
 from types import TracebackType
 from typing import NamedTuple
 
+from hpcray.common.terminal_text import plain
 from hpcray.platform.config_files import launch_config
 
 SAFE_DIRECTORIES = "HPCRAY_SAFE_DIRECTORIES"
@@ -41,12 +42,12 @@ class UntrustedPathError(PermissionError):
     """Another user could have put this here, or could exchange it.
 
     Attributes:
-        path: the file or directory that is not trusted. why: the reason, which follows the path.
+        path: the file or directory that is not trusted, as `plain` shows it. why: the reason, which follows the path.
     """
 
     def __init__(self, path: str, why: str, hint: str) -> None:
-        self.path, self.why = path, why
-        super().__init__(errno.EPERM, f"{path} {why}; hint: {hint}", path)
+        self.path, self.why = plain(path), plain(why)  # who owns a directory has chosen its name
+        super().__init__(errno.EPERM, f"{self.path} {self.why}; hint: {plain(hint)}", path)
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -286,7 +287,7 @@ def state_place(wanted: str, name: str, own: bool = True) -> StatePlace:
     home = os.path.join(os.path.expanduser("~"), HOME_DIRECTORY, name)
     if problem is None or not os.path.isabs(home) or exposed_directory(home):
         return StatePlace(wanted, "")
-    return StatePlace(home, f"{wanted} is not used: {problem}")
+    return StatePlace(home, f"{plain(wanted)} is not used: {problem}")
 
 
 def exposed_directory(path: str) -> UntrustedPathError | None:
@@ -355,11 +356,8 @@ def _replace(name: str, directory: int, data: bytes, durable: bool, mode: int = 
 
 def _need_own(path: str, state: os.stat_result, excess: int) -> None:
     if state.st_uid != os.geteuid():
-        raise UntrustedPathError(
-            path,
-            f"belongs to {_owner(state.st_uid)}, not to this user (uid {os.geteuid()})",
-            "take a directory of yours",
-        )
+        why = f"belongs to {_owner(state.st_uid)}, not to this user (uid {os.geteuid()})"
+        raise UntrustedPathError(path, why, "take a directory of yours")
     if state.st_mode & excess:
         mode = f"mode {stat.S_IMODE(state.st_mode):o}"
         why = f"can be written by others ({mode})" if state.st_mode & excess & OTHERS else ""

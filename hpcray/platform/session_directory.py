@@ -377,12 +377,12 @@ def read_session(path: str) -> SessionInfo:
     if os.path.isdir(path) and not _is_private(path, follow=True):
         state = os.stat(path)
         raise SessionError(
-            f"{path} is no session directory of yours: it belongs to uid {state.st_uid} and has mode "
+            f"{path!r} is no session directory of yours: it belongs to uid {state.st_uid} and has mode "
             f"{stat.S_IMODE(state.st_mode):o}, yours would be uid {os.getuid()} and 700; hint: a job can be joined by "
             "the user who started it, and by nobody else"
         )
     if problem := exposed_directory(path):
-        raise SessionError(f"{path} is not used: {problem}")
+        raise SessionError(f"{path!r} is not used: {problem}")
     info = _read_info(path)
     if info is None or not _is_live(path):
         raise SessionError(

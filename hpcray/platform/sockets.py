@@ -178,7 +178,7 @@ def bind_private(sock: socket.socket, path: str) -> None:
     """Bind a Unix socket to a path; no other user can connect, from the first moment on.
 
     Raises:
-        OSError: the path cannot be made; the message names it.
+        OSError: the path cannot be made. The message names its directory: it is the same text for all workers.
     """
     os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the mode of the socket
     try:
@@ -186,7 +186,7 @@ def bind_private(sock: socket.socket, path: str) -> None:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "; hint: make room there, or set HPCRAY_TMPDIR to another place" if full else ""
-        raise OSError(error.errno, f"{error.strerror}: {path}{hint}") from None
+        raise OSError(error.errno, f"{error.strerror}: {os.path.dirname(path)}{hint}") from None
 
 
 def close_listeners() -> None:

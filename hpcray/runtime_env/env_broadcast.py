@@ -258,8 +258,7 @@ class _Sharing:
     def _loop(self) -> None:
         backoff = Backoff()
         while not self._relay.over:
-            moved = self._turn()
-            if moved:
+            if self._turn():
                 backoff.touch()
             elif time.monotonic() - self._moved_at > self._patience():
                 unheard = "nodes " + ", ".join(map(str, sorted(self._unheard)))

@@ -110,8 +110,7 @@ class RuntimeEnvConfig(dict[str, Any]):
             return config
         if not isinstance(config, dict):
             raise TypeError(f"runtime_env['config'] must be of type dict or RuntimeEnvConfig, got: {type(config)}")
-        unknown = set(config) - RuntimeEnvConfig.known_fields
-        if unknown:
+        if unknown := set(config) - RuntimeEnvConfig.known_fields:
             logger.warning("The following unknown entries in the runtime_env_config will be ignored: %s.", unknown)
         return RuntimeEnvConfig(**{key: value for key, value in config.items() if key not in unknown})
 
@@ -173,8 +172,7 @@ class RuntimeEnv(dict[str, Any]):
             self.update(given)
             return
         _check_combination(given)
-        unknown = set(given) - self.known_fields
-        if unknown and not os.environ.get(PLUGINS_VARIABLE):
+        if (unknown := set(given) - self.known_fields) and not os.environ.get(PLUGINS_VARIABLE):
             logger.warning(
                 "The following unknown entries in the runtime_env dictionary will be ignored: %s.%s",
                 sorted(unknown),
@@ -190,8 +188,7 @@ class RuntimeEnv(dict[str, Any]):
     def __setitem__(self, field: str, value: Any) -> None:
         if is_dataclass(value) and not isinstance(value, type):
             value = asdict(value)
-        check = _CHECKS.get(field)
-        if check is not None and value is not None:
+        if (check := _CHECKS.get(field)) is not None and value is not None:
             value = check(value)
             if value is None:
                 return
@@ -430,8 +427,7 @@ def _check_env_vars(value: Any) -> dict[str, str] | None:
                     f"runtime_env['env_vars'] must be of type Dict[str, str], "
                     f"but the {kind} {item} is of type {type(item)}, in {name!r}: {text!r}"
                 )
-            problem = _variable_problem(item, kind)
-            if problem:
+            if problem := _variable_problem(item, kind):
                 raise ValueError(f"runtime_env['env_vars']: the {kind} {item[:100]!r} {problem}")
     return dict(value) or None
 

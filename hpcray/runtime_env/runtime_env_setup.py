@@ -144,8 +144,7 @@ def pack_package(root: str, names: Sequence[str], top: str = "") -> bytes:
     """
     import zipfile  # not before: every `import hpcray` would pay for it
 
-    total = sum(os.path.getsize(os.path.join(root, name)) for name in names)
-    if total > PACKAGE_SIZE_LIMIT:
+    if (total := sum(os.path.getsize(os.path.join(root, name)) for name in names)) > PACKAGE_SIZE_LIMIT:
         largest = sorted(names, key=lambda name: -os.path.getsize(os.path.join(root, name)))[:3]
         raise PackageError(
             f"Package size ({total / 2**20:.2f}MiB) of {root} exceeds the maximum size of "
@@ -182,10 +181,22 @@ def zip_of_tar(path: str) -> bytes:
     import tarfile
     import zipfile
 
+    class Header(tarfile.TarInfo):
+        """The header of a file, or of a name or comment: tarfile takes those into memory, whatever their size is."""
+
+        taken = 0
+
+        @classmethod
+        def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Header:
+            found = super().frombuf(buf, encoding, errors)
+            Header.taken += found.size
+            _need_size(path, Header.taken, os.path.getsize(path))
+            return found
+
     buffer = io.BytesIO()
     try:
         with (
-            tarfile.open(path) as archive,
+            tarfile.open(path, tarinfo=Header) as archive,
             zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as package,
         ):
             members = sorted(archive.getmembers(), key=lambda member: member.name)
@@ -282,8 +293,7 @@ def unpack_package(session_dir: str, name: str, fetch: Callable[[], bytes]) -> s
             with zipfile.ZipFile(io.BytesIO(package)) as opened:
                 for item in opened.infolist():
                     where = opened.extract(item, fresh)
-                    mode = item.external_attr >> 16
-                    if mode and not item.is_dir():
+                    if (mode := item.external_attr >> 16) and not item.is_dir():
                         os.chmod(where, (stat.S_IMODE(mode) & _PERMISSIONS) | stat.S_IRUSR)
             os.makedirs(fresh, exist_ok=True)
             os.rename(fresh, path)
@@ -487,8 +497,7 @@ def _install(path: str, python: str, tool: str, wanted: Mapping[str, Any], base:
         if wanted.get("pip_check"):
             _run([*pip, "check"], "pip", deadline)
         return
-    uv = shutil.which("uv")
-    if uv is None or wanted.get("uv_version"):
+    if (uv := shutil.which("uv")) is None or wanted.get("uv_version"):
         _run([*pip, "install", f"uv{wanted.get('uv_version') or ''}"], "pip", deadline)
         uv = os.path.join(path, "bin", "uv")
     options, chosen = wanted.get("uv_pip_install_options") or (), _uv_settings(os.environ)

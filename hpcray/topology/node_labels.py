@@ -146,7 +146,7 @@ def read_topology_file(path: str) -> Network:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ValueError(
-            f"the topology file {path}: {error.strerror}; hint: HPCRAY_TOPOLOGY names a file that all nodes see"
+            f"the topology file {path!r}: {error.strerror}; hint: HPCRAY_TOPOLOGY names a file that all nodes see"
         ) from None
     try:
         if path.endswith((".yaml", ".yml")):
@@ -154,10 +154,10 @@ def read_topology_file(path: str) -> Network:
         return parse_topology(text)
     except ImportError:
         raise ValueError(
-            f"the topology file {path}: PyYAML is not installed; hint: pip install pyyaml, or write a topology.conf"
+            f"the topology file {path!r}: PyYAML is not installed; hint: pip install pyyaml, or write a topology.conf"
         ) from None
     except ValueError as error:
-        raise ValueError(f"the topology file {path}: {error}") from None
+        raise ValueError(f"the topology file {path!r}: {error}") from None
 
 
 def _show_topology() -> str:

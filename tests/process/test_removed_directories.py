@@ -182,12 +182,13 @@ class Full(socket.socket):
 
 
 def test_a_socket_without_room_says_where_room_is_missing(tmp_path: Path) -> None:
-    """That is the cause why no worker starts, and the error of get() passes it on."""
+    """That is the cause why no worker starts, and the error of get() passes it on. It is the same for all workers, or
+    each would be told anew, with a traceback."""
     with Full(socket.AF_UNIX) as full, pytest.raises(OSError, match="No space left on device") as raised:
         bind_private(full, str(tmp_path / "3.s"))
-    assert f": {tmp_path}/3.s; hint: make room there, or set HPCRAY_TMPDIR" in str(raised.value)
+    assert f": {tmp_path}; hint: make room there, or set HPCRAY_TMPDIR" in str(raised.value)
     assert raised.value.errno == errno.ENOSPC
-    with socket.socket(socket.AF_UNIX) as one, pytest.raises(FileNotFoundError, match=f"{tmp_path}/no/3.s$"):
+    with socket.socket(socket.AF_UNIX) as one, pytest.raises(FileNotFoundError, match=f"{tmp_path}/no$"):
         bind_private(one, str(tmp_path / "no" / "3.s"))
 
 

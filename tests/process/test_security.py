@@ -371,7 +371,7 @@ data = UcxData(engine)
 data.connect(0, bytes.fromhex(sys.argv[1]), True)
 array = engine.array(bytearray(8000))
 sent = []
-for number in range(1000):
+for number in range(500):
     for kind in (0, 1, 2, 6, 9, 15):
         sent.append(engine.endpoint(0).tag_send(array, engine.lib.UCXXTag(kind << 60 | 5)))
     for _ in range(100):
@@ -444,13 +444,13 @@ def test_ucx_keeps_no_messages_of_strangers(stranger: None, ucx: tuple[Any, Any]
     arena = bytearray(100)
     data.register(memoryview(arena))
     grown = []
-    for _ in range(4):  # what UCX has taken once, it keeps and uses again
+    for _ in range(3):  # what UCX has taken once, it keeps and uses again
         before = resident()
         child = as_stranger(UCX_FLOOD, engine.address().hex(), load=UCX_LOAD)
         assert child.stdout is not None
         os.set_blocking(child.stdout.fileno(), False)
         said, deadline = b"", time.monotonic() + 60
-        while b"sent 6000\n" not in said and time.monotonic() < deadline:
+        while b"sent 3000\n" not in said and time.monotonic() < deadline:
             data.progress()
             engine.heard()
             engine.failed()
@@ -462,11 +462,11 @@ def test_ucx_keeps_no_messages_of_strangers(stranger: None, ucx: tuple[Any, Any]
             engine.failed()
             time.sleep(0.005)
         child.communicate("", timeout=30)
-        assert b"sent 6000\n" in said, said  # UCX may warn before and after
+        assert b"sent 3000\n" in said, said  # UCX may warn before and after
         probe, lib = engine.worker.tag_probe, engine.lib
         assert not probe(lib.UCXXTag(0), lib.UCXXTagMask(0), False).matched, "nothing is left of them"
         grown.append(resident() - before)
-    assert min(grown[1:]) < 20 << 20, f"of 48 MB: {grown}"
+    assert min(grown[1:]) < 10 << 20, f"of 24 MB: {grown}"
 
 
 @pytest.mark.parametrize("few", [False, True])

@@ -68,8 +68,9 @@ class Start:
             "HPCRAY_START_TIMEOUT": "60",
         }
         options = ["--driver-rank", str(self.driver_rank)] if self.driver_rank else []
-        launcher = Path(sys.executable).with_name("hpcray-launch")
-        line = ["nsenter", f"--mount=/proc/{self.keeper}/ns/mnt", "--", str(launcher), "-n", str(self.ranks), *options]
+        launcher = [str(Path(sys.executable).with_name("hpcray-launch")), "-n", str(self.ranks), *options]
+        start = launcher if self.ranks else [sys.executable]
+        line = ["nsenter", f"--mount=/proc/{self.keeper}/ns/mnt", "--", *start]
         self.out = (self.place / "out").open("w+")
         self.job = subprocess.Popen(
             [*line, str(program)], env=environ, cwd=self.place, stdin=subprocess.DEVNULL,
@@ -198,11 +199,11 @@ def work():
 
 ray.get(work.remote())
 print("it works", flush=True)
-time.sleep(600)
+ray.get(ray.remote(time.sleep).remote(600))
 """
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [0, 1, 2])  # 0: without a launcher
 def test_what_tasks_have_started_ends_with_a_raylet_and_its_fork_server(
     ranks: int, tmp_path: Path, keeper: int
 ) -> None:

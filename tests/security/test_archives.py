@@ -53,6 +53,16 @@ def tarred(*members: tuple[str, bytes, str]) -> bytes:
     return buffer.getvalue()
 
 
+def commented(size: int) -> bytes:
+    """A tar whose one file has a long comment, which tarfile takes into memory before it says how large anything is."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("x")
+        info.pax_headers = {"comment": "c" * size}
+        archive.addfile(info)
+    return made.getvalue()
+
+
 ONE = zipped(("x", b"1" * 100, FILE))
 BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "encrypted": ("zip", lambda: changed(ONE, 6, 1), "is encrypted"),
@@ -80,6 +90,8 @@ BAD: dict[str, tuple[str, Callable[[], bytes], str]] = {
     "tar, link out": ("tar.gz", lambda: tarred(("pw", tarfile.SYMTYPE, "/etc/passwd")), "no archive that can be read"),
     "tar, empty name": ("tar.gz", lambda: tarred(("", tarfile.REGTYPE, "x")), "without a name"),
     "tar, bomb": ("tar.gz", lambda: tarred(("z", tarfile.REGTYPE, "\0" * (70 << 20))), "70 MiB when it is unpacked"),
+    "tar, a comment": ("tar.gz", lambda: commented(70 << 20), "70 MiB when it is unpacked"),
+    "tar, no xz": ("tar.xz", lambda: b"\xfd7zXZ\0garbage", "no archive that can be read"),
     "half a tar": ("tar.gz", lambda: tarred(("z", tarfile.REGTYPE, os.urandom(4096).hex()))[:2000], "no archive"),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import pdb
 import shutil
 import stat
 import subprocess
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 import click
 import pytest
 from click.testing import CliRunner
-from helpers.jobs import Job
+from helpers.jobs import ROOT, Job
 from helpers.leaks import LeakCheck
 from helpers.strangers import UID, as_stranger, stranger_says
 
@@ -26,12 +27,13 @@ from hpcray.attach import starter
 from hpcray.cli import write_named
 from hpcray.cli.site import copy_shipped
 from hpcray.common.config import Config
+from hpcray.diagnostics.debugger import _read_settings as read_debugger_settings
 from hpcray.jobs.submitted_job import jobs_folder, list_jobs, make_folder
 from hpcray.launch.launch_line import EPILOG
 from hpcray.platform import checkpoints
 from hpcray.platform.launcher_environment import set_mpi_variables, strip_launcher_variables
 from hpcray.platform.private_files import append_private_file, make_private_directory
-from hpcray.platform.process_control import module_line
+from hpcray.platform.process_control import code_line, module_line
 from hpcray.platform.session_directory import SessionDirectory, SessionError, keep_logs, node_logs
 from hpcray.ray_start import allocation_watch, challenge
 from hpcray.ray_start.session_files import SessionFiles, sweep_files
@@ -428,6 +430,69 @@ def test_modules_in_the_working_directory_are_not_imported_by_what_hpcray_starts
         path = json.loads(job.wait().out)
     assert found["ranks"][0] == found["one"][0] == path, "the program's path is the plain one"
     assert str(elsewhere) in found["ranks"][1] and str(theirs) not in found["ranks"][1]
+
+
+def planted(path: Path, text: str) -> None:
+    """The other user writes a file, for all to read."""
+    stranger_says("import os, sys; os.umask(0o022); open(sys.argv[1], 'w').write(sys.argv[2])", path, text)
+
+
+DEBUGGED = """\
+import os, sys, time
+import hpcray as ray
+from hpcray.diagnostics.debugger import set_trace
+def stop():
+    set_trace(sys._getframe())
+    return 1
+ray.init(num_cpus=1)
+if sys.argv[1] == "driver":
+    stop()
+stopped, end = ray.remote(stop).remote(), time.monotonic() + 30
+while not os.path.exists(sys.argv[2]) and time.monotonic() < end:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("where", ["driver", "task"])
+def test_commands_for_the_debugger_in_the_working_directory_are_not_run(
+    shared: Path, theirs: Path, home: Path, leak_check: LeakCheck, where: str
+) -> None:
+    """`.pdbrc` there is code that runs at the first `breakpoint()`, and the home's is this user's."""
+    planted(theirs / ".pdbrc", f"!open('{shared}/boom', 'w')\n")
+    (home / ".pdbrc").write_text(f"!open('{home}/mine', 'w')\n")
+    program = shared / "debugged.py"
+    program.write_text(DEBUGGED)
+    with Job([sys.executable, str(program), where, str(home / "mine")], cwd=theirs) as job:
+        ended = job.wait()
+    assert (home / "mine").exists(), ended.err
+    assert not boom(shared)
+
+
+def test_a_debugger_runs_this_users_commands_in_the_working_directory(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".pdbrc").write_text("alias here p 1\n")
+    (tmp_path / "dotfiles").write_text("alias home p 1\n")
+    (home / ".pdbrc").symlink_to(tmp_path / "dotfiles")
+    monkeypatch.chdir(tmp_path)
+    debugger = pdb.Pdb(readrc=False)
+    read_debugger_settings(debugger)
+    assert debugger.rcLines == ["alias home p 1\n", "alias here p 1\n"]
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_attached_session_imports_nothing_from_a_directory_of_another_user(
+    shared: Path, theirs: Path, home: Path, own: bool
+) -> None:
+    """IPython searches the working directory first, for modules of its own too."""
+    pytest.importorskip("IPython")
+    where = home if own else theirs
+    (planted if not own else Path.write_text)(where / "jedi_of_mine.py", f"open('{shared}/boom', 'w')")
+    line = code_line("from hpcray.cli.attach import _interact; _interact({})")
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(line, input="import jedi_of_mine\n", cwd=where, env=env, text=True, capture_output=True)
+    assert boom(shared) == own, done
+    assert ("modules in the working directory are not imported" in done.stderr) != own
 
 
 @pytest.mark.parametrize("what", ["ranks", "mpi.run"])

@@ -14,13 +14,17 @@ from pathlib import Path
 
 import click
 import pytest
+from helpers.jobs import Job
 from helpers.leaks import LeakCheck
+from helpers.strangers import UID
 
 import hpcray as ray
 from hpcray.attach import near_end
 from hpcray.cli import job as job_command
+from hpcray.cli.__main__ import main as hpcray_command
 from hpcray.common.terminal_text import plain, plain_line
 from hpcray.diagnostics.wait_graph import WaitReason, show_lines
+from hpcray.jobs import submitted_job
 
 NAME = "\x1b]0;TITLE\x07\x1b[31mRED\x9b31mC1\x9d0;T\x9c\x08\x08\r\nFORGED\u2028\u202eRTL\u2066[bold red]markup[/]\u200b"
 EVIL = NAME + "\ud83d"  # half of a character: no name may have it
@@ -138,7 +142,7 @@ def test_plain_text_is_what_a_terminal_shows(text: str) -> None:
     assert all(one.isprintable() or one == "\xa0" for one in shown) and shown.encode() and plain(shown) == shown
     assert "\n" not in shown and plain("a\n\tb\x1b", lines=True) == "a\n\tb\\x1b"
     assert plain("Zürich 日本 naïve") == "Zürich 日本 naïve" and plain(3.5) == "3.5"
-    assert plain_line("one\ntwo") == "one\n        two"
+    assert plain_line("one\ntwo") == plain_line(plain_line("one\ntwo")) == "one\n        two"
 
 
 def test_what_a_program_is_told_of_its_waits_and_its_line_has_no_escape(capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,3 +155,39 @@ def test_what_a_program_is_told_of_its_waits_and_its_line_has_no_escape(capsys: 
     # Lines of a message stay lines.
     assert [what for what, text in PASSED_ON.items() if text.decode() in said and what != "a line"] == []
     assert said.count("\\x1b]0;TITLE") == 3 and said.count("\nFORGED") == 1, "of a command that prints several lines"
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["jobs", "submit --dry-run program.py", "cancel 1", "durable ls --dir {}", "list actors --job {}", "join {}/token"],
+)
+def test_messages_about_a_directory_of_another_user_do_not_repeat_its_name_raw(
+    words: str, shared: Path, home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Who owns the directory has chosen its name."""
+    theirs = shared / NAME.replace("/", "")
+    theirs.mkdir()
+    os.chown(theirs, UID, UID)
+    monkeypatch.chdir(theirs)
+    monkeypatch.setattr(submitted_job, "_told", set())
+    (shared / "program.py").touch()
+    with contextlib.suppress(SystemExit):
+        hpcray_command([word.format(theirs) for word in words.split()], prog_name="hpcray")
+    said = "".join(capfd.readouterr())
+    assert "\\x1b]0;TITLE" in said, said
+    # Lines of a message stay lines, and are indented.
+    assert [what for what, text in PASSED_ON.items() if text.decode() in said] == []
+
+
+@pytest.mark.parametrize("variable", ["HPCRAY_CHECKPOINT_DIR", "HPCRAY_TOPOLOGY"])
+def test_what_a_job_says_of_a_directory_of_another_user_has_no_escape(
+    variable: str, shared: Path, home: Path, leak_check: LeakCheck
+) -> None:
+    theirs = shared / NAME.replace("/", "")
+    theirs.mkdir()
+    os.chown(theirs, UID, UID)
+    line = [sys.executable, "-m", "hpcray", "-c", "import hpcray; hpcray.init()"]
+    with Job(line, {variable: str(theirs / "name")}) as job:
+        said = job.wait().err
+    assert "\\x1b]0;TITLE" in said, said
+    assert [what for what, text in PASSED_ON.items() if text.decode() in said] == []

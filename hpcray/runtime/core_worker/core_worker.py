@@ -21,6 +21,7 @@ from hpcray.core.core_worker.task import PendingTask
 from hpcray.platform.arena import Arena
 from hpcray.platform.process_tree import PrestartedThread
 from hpcray.platform.resource_limits import usable_memory
+from hpcray.platform.session_directory import remove_dead_sessions
 from hpcray.platform.sockets import connect_private
 from hpcray.protocol import messages as m
 from hpcray.protocol.frames import LONG, LONG_BATCH
@@ -60,6 +61,8 @@ from hpcray.runtime.core_worker.threads import PythonGCThread
 from hpcray.runtime.core_worker.wait_manager import WaitManager
 
 _sessions = itertools.count()
+_TIDY_AFTER = 0.5
+"""Seconds after the end of its raylet at which a driver looks whether anything of the node is left."""
 _DEATH_REPORT_TIMEOUT = 0.3
 """Seconds for which the raylet may report how a peer died whose connection has ended."""
 _MAX_UNBURIED = 256
@@ -397,6 +400,8 @@ class CoreWorker:
 
     def _peer_lost(self, proc: bytes, reason: str) -> None:
         if proc == raylet_of(self.node):
+            if self.place.kind == m.DRIVER and not self.dead:  # the fork server tidies up, unless it was killed too
+                threading.Timer(_TIDY_AFTER, remove_dead_sessions, [dict(os.environ)]).start()
             self.dead = f"the raylet of this node is gone ({reason}){self.config.end_note}"
             self.end(1)
             self.table.fail_all(self.dead)

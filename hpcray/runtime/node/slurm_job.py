@@ -21,6 +21,7 @@ import msgspec
 
 from hpcray.common.config import Config
 from hpcray.common.exceptions import StartupError
+from hpcray.common.terminal_text import plain_line
 from hpcray.platform.allocation import ask_end_time, end_time, job_to_ask, run_command
 from hpcray.platform.private_files import state_place
 from hpcray.platform.process_control import LAUNCHER_NAME
@@ -177,7 +178,7 @@ def end_step(launch: Launch, error: Exception, environ: Mapping[str, str] | None
     if (launch.kind != "srun" and not launcher) or launch.size == 1:
         return False
     where = f"rank {launch.rank} on {socket.gethostname()}"
-    print(f"hpcray: {where} does not start, and so the job does not: {error}", file=sys.stderr, flush=True)
+    print(f"hpcray: {where} does not start, and so the job does not: {plain_line(error)}", file=sys.stderr, flush=True)
     if launcher:
         with contextlib.suppress(OSError):
             os.kill(launcher, signal.SIGTERM)
