@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpcray.common.terminal_text import plain
 from hpcray.platform import numa_binding
 from hpcray.platform.allocation import expand_nodes, run_command
 
@@ -142,22 +143,21 @@ def read_topology_file(path: str) -> Network:
     Raises:
         ValueError: it cannot be read, or has another form.
     """
+    name = f"the topology file {plain(path)}"
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
-        raise ValueError(
-            f"the topology file {path!r}: {error.strerror}; hint: HPCRAY_TOPOLOGY names a file that all nodes see"
-        ) from None
+        raise ValueError(f"{name}: {error.strerror}; hint: HPCRAY_TOPOLOGY names a file that all nodes see") from None
     try:
         if path.endswith((".yaml", ".yml")):
             return parse_topology_yaml(text)
         return parse_topology(text)
     except ImportError:
         raise ValueError(
-            f"the topology file {path!r}: PyYAML is not installed; hint: pip install pyyaml, or write a topology.conf"
+            f"{name}: PyYAML is not installed; hint: pip install pyyaml, or write a topology.conf"
         ) from None
     except ValueError as error:
-        raise ValueError(f"the topology file {path!r}: {error}") from None
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _show_topology() -> str:

@@ -6,12 +6,21 @@ remedy: Raise max_concurrency.
 names: A.g
 """
 
+import asyncio
+
 import hpcray as ray
 
 
 @ray.remote(num_cpus=0, max_concurrency=2)
 class A:
+    def __init__(self):
+        self.inside, self.both = 0, asyncio.Event()
+
     async def f(self, me):
+        self.inside += 1
+        if self.inside == 2:
+            self.both.set()
+        await self.both.wait()
         return await me.g.remote()
 
     async def g(self):
