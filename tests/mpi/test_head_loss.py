@@ -137,6 +137,7 @@ def kill_raylet(node: int) -> None:
     os.kill(info.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_another_node_takes_over_and_the_job_goes_on(leak_check: LeakCheck, tmp_path: Path) -> None:
     with launch(tmp_path, STORY.format(wait=NOTICED), rank=1) as job:
         assert job.line() == "ready", job.wait()

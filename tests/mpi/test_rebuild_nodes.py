@@ -120,6 +120,7 @@ print(json.dumps(out))
 '''
 
 
+@pytest.mark.slow
 def test_what_dies_with_a_node_is_made_again(leak_check: LeakCheck, tmp_path: Path) -> None:
     script = tmp_path / "rebuild.py"
     script.write_text(SCRIPT)

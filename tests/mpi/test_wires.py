@@ -42,6 +42,7 @@ def test_sleepers_wake_and_objects_arrive_over_tcp_as_between_hosts(name: str, l
     assert out.count(f"{name} ok") == 2, out + err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "tls"), [("links", "tcp,self"), ("links", "posix,self"), ("underway", "tcp,self")])
 def test_a_broken_link_between_living_ranks_is_made_anew(name: str, tls: str, leak_check: LeakCheck) -> None:
     code, out, err = run(name, 2, HPCRAY_DATA_PLANE="ucx", UCX_TLS=tls)
@@ -49,6 +50,7 @@ def test_a_broken_link_between_living_ranks_is_made_anew(name: str, tls: str, le
     assert out.count(f"{name} ok") == 2, out + err
 
 
+@pytest.mark.slow
 def test_control_messages_arrive_where_mpi_itself_uses_ucx(leak_check: LeakCheck) -> None:
     code, out, err = run("control", 3, PML_UCX, HPCRAY_DATA_PLANE="ucx")
     assert code == 0, err

@@ -49,6 +49,7 @@ def without_ucx(directory: Path) -> str:
     return str(directory)
 
 
+@pytest.mark.slow
 def test_a_missing_rank_is_named_and_nothing_waits_for_ever(leak_check: LeakCheck) -> None:
     shell = '[ "$R" = 1 ] && exec sleep 600; exec "$0" -c "$1"'
     code, _, err = run(ranks(3, shell), HPCRAY_START_TIMEOUT="5")

@@ -326,6 +326,7 @@ class AsyncBranch:
         return [self.ref]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "threads", "async"])
 @pytest.mark.parametrize("recursive", [True, False])
 def test_cancel_goes_down_a_chain_of_actors(kind: str, recursive: bool, marks: Marks):

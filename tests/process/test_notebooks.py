@@ -121,6 +121,7 @@ class Speaker:
 """
 
 
+@pytest.mark.slow
 def test_a_notebook_from_its_start_to_its_restart(notebook: Notebook) -> None:
     """One kernel for all: each takes seconds to start."""
     setup = notebook.run(SETUP)
