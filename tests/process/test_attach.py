@@ -141,7 +141,6 @@ print("modules", [name for name in sys.modules if name.partition(".")[0] in ("mp
     assert "modules []" in _run(job, text)
 
 
-@pytest.mark.slow
 def test_the_bridge_is_killed_again_and_again_and_no_task_runs_twice(job: JobElsewhere, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with _Driver(job, STEPS, str(runs)) as driver:

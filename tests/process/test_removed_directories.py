@@ -147,7 +147,6 @@ module.listen = failing
 """
 
 
-@pytest.mark.slow
 def test_starts_that_fail_in_the_same_way_are_told_with_their_cause(tmp_path: Path) -> None:
     (tmp_path / "sabotage.py").write_text(SABOTAGE)
     (tmp_path / "program.py").write_text(FAILING)
