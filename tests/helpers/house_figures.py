@@ -88,7 +88,7 @@ LINES_OF_CODE = {
     "history": 2014,
     "job_submission": 725,
     "jobs": 1296,
-    "kernel": 38114,
+    "kernel": 38116,
     "launch": 1145,
     "mpi": 559,
     "platform": 4882,

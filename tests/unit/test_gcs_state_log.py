@@ -185,11 +185,19 @@ class Dead:
 OWNED_GROUP = m.GroupSpec(actor_of(0, 100), [{"n1": 1}], "PACK", "", "ns", PROCS[0])
 WATCHED_EARLY = ("handle", PROCS[3], m.WatchGroup(OWNED_GROUP.group))
 CREATED_LATE = ("handle", PROCS[2], m.CreateGroup(8, OWNED_GROUP))
+ACTOR_OF_NODE_1 = spec(3, 2, 2, True, False, 1)
+UNKNOWN_AT_ONCE = [
+    ("handle", PROCS[0], m.WatchActor(ACTOR_OF_NODE_1.actor)),
+    ("node_died", 1, "it was lost"),
+    ("handle", PROCS[1], m.CreateActor(7, ACTOR_OF_NODE_1, False)),
+]
+KILLED_LATE = ("handle", PROCS[0], m.KillActor(ACTOR_OF_NODE_1.actor, True, "it was killed"))
 
 
 @settings(max_examples=60)
 @given(history, history, st.booleans())
 @example([WATCHED_EARLY, ("process_died", PROCS[0], "killed by signal 9")], [CREATED_LATE], False)
+@example(UNKNOWN_AT_ONCE, [KILLED_LATE], False)
 @example([WATCHED_EARLY, ("handle", PROCS[0], m.RemoveGroup(OWNED_GROUP.group))], [CREATED_LATE], False)
 def test_a_restored_head_goes_on_as_the_first_one_would(before: Any, after: Any, compacted: bool) -> None:
     first, snapshot, dead = Side(up()), TableSnapshot(), Dead()

@@ -428,7 +428,9 @@ class ActorManager:
 
     def _answer_lookups(self, lookups: list[tuple[bytes, PendingLookup]], out: list[Effect]) -> None:
         for actor, lookup in lookups:
-            out.extend(Send(watcher, unknown_actor(actor)) for watcher in lookup.watchers)
+            for watcher in sorted(lookup.watchers):
+                self._dirty_rows.add(rows.WATCH, actor + watcher)
+                out.append(Send(watcher, unknown_actor(actor)))
 
     def place_waiting(self, now: float, out: list[Effect]) -> None:
         """Place the actors that wait for a node, as far as there is room now."""
