@@ -40,7 +40,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Compile the package and the tests once. Where PYTHONDONTWRITEBYTECODE is set, each process of each test would do
     so again, which is half of what the start of a job costs."""
-    gc.disable()  # until all tests are collected, which makes a million objects that stay: half of that time
+    gc.disable()  # until all tests are collected, half of whose time it took: they are a million objects that stay
     if not hasattr(config, "workerinput"):  # not in each of xdist's workers
         tests = Path(__file__).parent
         for directory in (tests.parent / "hpcray", tests):

@@ -162,8 +162,9 @@ def read_topology_file(path: str) -> Network:
 
 def _show_topology() -> str:
     """The output of `scontrol show topology`; "" where it does not work."""
-    try:  # SLURM_TOPO_LEN would cut lines off
-        done = run_command(["env", "-u", "SLURM_TOPO_LEN", "scontrol", "show", "topology"], _SCONTROL_TIMEOUT)
+    environ = {name: value for name, value in os.environ.items() if name != "SLURM_TOPO_LEN"}  # it cuts lines off
+    try:
+        done = run_command(["scontrol", "show", "topology"], _SCONTROL_TIMEOUT, environ)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

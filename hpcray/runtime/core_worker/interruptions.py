@@ -22,7 +22,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain, compress, repeat, starmap
 from operator import is_not
@@ -260,8 +260,13 @@ def _give_signals_back() -> None:
     called while a process waits inside of C, if the signal came just before.
     """
     signal.set_wakeup_fd(-1)  # the pipe is the parent's
-    for number in _HELD_AT_FORK:
-        if (getattr(signal.getsignal(number), "__module__", None) or "").partition(".")[0] == "hpcray":
+    _reset_handlers(_HELD_AT_FORK, lambda module: module.partition(".")[0] == "hpcray")
+
+
+def _reset_handlers(numbers: Iterable[int], is_ours: Callable[[str], bool]) -> None:
+    """Give signals Python's own handling where the module of their handler is one of ours."""
+    for number in numbers:
+        if is_ours(getattr(signal.getsignal(number), "__module__", None) or ""):
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 
@@ -303,7 +308,6 @@ def _on_collection(phase: str, info: dict[str, int]) -> None:
 
 _RESEND_DELAY = 0.001
 """Seconds after which an interrupt is sent again that came in the middle of our code."""
-_ANNOUNCING = ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGUSR1, signal.SIG_DFL), (signal.SIGUSR2, signal.SIG_DFL))
 _OURS = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _INTERRUPTIBLE = tuple(
     _OURS + name.replace("/", os.sep)
@@ -376,9 +380,8 @@ def restore() -> None:
     if threading.current_thread() is not threading.main_thread():
         return
     disable_stack_dump()
-    for number, default in ((signal.SIGINT, signal.default_int_handler), *_ANNOUNCING):
-        if getattr(signal.getsignal(number), "__module__", "") in (__name__, forward_signals.__module__):
-            signal.signal(number, default)
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
+    _reset_handlers(numbers, lambda module: module in (__name__, forward_signals.__module__))
 
 
 def in_our_code(frame: FrameType | None) -> bool:
